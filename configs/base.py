@@ -1,0 +1,142 @@
+"""Every field, its default, unit and meaning. The other files override a few of these.
+
+The defaults are those of the CPGD paper's run (arXiv 2505.12504, section 4 and the authors' released
+script); see README for what has been run. Hardware: TPU pod or GPUs. Result: not yet run.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def get_config() -> ConfigDict:
+    c = ConfigDict()
+    c.seed = 0  # of parameters, prompt order and sampling
+    c.stage = (
+        "rl"  # "rl", or "supervised": train on the demonstrations of the data source (warm start)
+    )
+    c.algorithm = "cpgd"  # a row of cpgd_jax.algorithms.ALGORITHMS
+    c.num_rollouts = 100  # rl: rollouts in all; each gives several optimiser steps
+
+    # ---- model: a Qwen2 decoder; the vocabulary size comes from the tokenizer
+    m = c.model = ConfigDict()
+    m.init_from = (
+        ""  # workdir of an earlier run (its last checkpoint) or a Hugging Face folder; "" = random
+    )
+    m.num_layers = 28
+    m.hidden_size = 3584
+    m.mlp_size = 18944
+    m.num_heads = 28  # query heads
+    m.num_kv_heads = 4  # key/value heads; divides num_heads
+    m.head_dim = 128
+    m.rope_theta = 1_000_000.0
+    m.norm_eps = 1e-6
+    m.qkv_bias = True
+    m.tie_embeddings = False
+    m.dtype = "float32"  # of the computation: float32 or bfloat16; parameters are float32 masters
+
+    # ---- data
+    d = c.data = ConfigDict()
+    d.source = "arithmetic"  # "arithmetic" (generated) or "jsonl" (rows {question, answer})
+    d.path = ""  # jsonl: training rows
+    d.held_out_path = ""  # jsonl: held-out rows, used by eval only
+    d.tokenizer = ""  # Hugging Face folder or tokenizer.json; "" = the arithmetic task's own
+    d.system_prompt = "reasoning"  # "reasoning" (cpgd_jax.data.prompts) or "none"
+    d.arithmetic = ConfigDict()
+    d.arithmetic.max_operand = 20  # operands are 0..max_operand
+    d.arithmetic.three_operand_frac = 0.5  # share of problems with three operands
+    d.arithmetic.held_out_frac = 0.1  # share of the distinct problems kept for eval
+    d.arithmetic.slip_frac = 0.5  # demonstrations: share that forgets to carry or borrow
+    d.arithmetic.bad_format_frac = 0.2  # demonstrations: share without the required tags
+
+    # ---- rollout
+    r = c.rollout = ConfigDict()
+    r.prompts = 128  # prompts a rollout (Q)
+    r.samples_per_prompt = 8  # G
+    r.max_prompt_len = (
+        3000  # tokens; a longer prompt is an error for generated data, dropped and counted else
+    )
+    r.max_response_len = 4096  # tokens
+    r.temperature = 1.0
+    r.top_k = 0  # 0 = off
+    r.top_p = 1.0  # 1 = off
+    r.slots = 0  # responses decoded at a time; 0 = all of them
+    r.dynamic_sampling = placeholder(
+        bool
+    )  # refill prompts whose rewards are all equal; None = the row's
+    r.max_refills = 3  # extra rollouts at most per step of dynamic sampling
+
+    # ---- reward = accuracy_weight * accuracy + format_weight * format
+    w = c.reward = ConfigDict()
+    w.accuracy_weight = 1.0
+    w.format_weight = 0.5
+    w.timeout_s = 5.0  # wall-clock limit of one verification
+    w.workers = 2  # verifier processes
+    w.overlong_buffer = placeholder(
+        int
+    )  # soft overlong penalty: tokens before the cap; None = the row's; 0 = off
+    w.overlong_penalty = 1.0  # at the cap
+
+    # ---- the algorithm's cells; None = the row's own value
+    a = c.advantage = ConfigDict()
+    a.baseline = placeholder(str)  # mean, leave_one_out, none
+    a.weight = placeholder(str)  # equal, std, clip_filter, gpg
+    a.clip_filter_max = placeholder(float)
+    a.global_norm = placeholder(bool)
+    a.mask_truncated = False  # leave truncated responses out of the loss
+    lo = c.loss = ConfigDict()
+    lo.objective = placeholder(
+        str
+    )  # policy_gradient, log_ratio_clip, ratio, ppo_clip, ppo_dual_clip
+    lo.clip_eps_low = placeholder(float)
+    lo.clip_eps_high = placeholder(float)
+    lo.clip_schedule = placeholder(float)  # lambda of the tight-to-loose threshold; 1 = constant
+    lo.dual_clip = placeholder(float)
+    lo.drift_coef = placeholder(float)  # alpha
+    lo.drift_cap = placeholder(float)  # c
+    lo.aggregation = placeholder(str)  # see cpgd_jax.losses.reduce
+    lo.kl_coef = placeholder(float)  # beta, to the frozen initial policy; 0 loads no reference
+    lo.kl_estimator = placeholder(str)  # k2 or k3 as a loss; k1 in the reward only
+    lo.kl_in = placeholder(str)  # loss, reward
+    lo.entropy_coef = 0.0  # entropy bonus
+    lo.sampler_is_cap = 0.0  # cap of the importance weight trainer/sampler; 0 = off
+
+    # ---- optimisation
+    t = c.train = ConfigDict()
+    t.minibatch_size = 128  # responses an optimiser step: whole groups
+    t.microbatch_size = 16  # responses a forward/backward pass; divides minibatch_size
+    t.epochs = 1  # passes over a rollout; above 1 with the truncated weight of section 6.1
+    o = c.optim = ConfigDict()
+    o.lr = 1e-6
+    o.lr_end_frac = 0.1  # cosine to lr_end_frac * lr over all optimiser steps
+    o.warmup_steps = 0  # optimiser steps
+    o.b1 = 0.9
+    o.b2 = 0.95
+    o.eps = 1e-8
+    o.weight_decay = 0.01
+    o.grad_clip = 1.0  # global norm
+
+    # ---- supervised stage
+    s = c.supervised = ConfigDict()
+    s.steps = 1000  # optimiser steps
+    s.batch_size = 128  # demonstrations a step
+
+    # ---- held-out evaluation: before the first step, every `every` rollouts, at the end
+    e = c.eval = ConfigDict()
+    e.every = 10  # rollouts (supervised: steps); 0 = before and after only
+    e.problems = 256
+    e.samples = 4  # for the mean of k samples; greedy is always measured
+
+    k = c.checkpoint = ConfigDict()
+    k.every = 10  # rollouts (supervised: steps)
+    k.keep = 2
+
+    # ---- devices: product = number of devices; -1 = what is left
+    h = c.mesh = ConfigDict()
+    h.data = 1
+    h.fsdp = -1
+    h.tensor = 1
+
+    g = c.log = ConfigDict()
+    g.rollouts = 4  # responses a rollout written to rollouts.jsonl
+    g.tensorboard = True
+    return c

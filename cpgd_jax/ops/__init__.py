@@ -1,0 +1,1 @@
+"""Masked reductions and token log-probabilities."""

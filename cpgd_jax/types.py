@@ -1,0 +1,80 @@
+"""The axis alphabet and the records that pass between stages.
+
+Axes, written as suffixes of array names (`logp_BT`):
+
+    Q prompts       G samples a prompt (the group)    B responses = Q*G, group by group
+    S prompt or cache slots    T response tokens      V vocabulary    D width    F mlp width
+    N query heads   K key/value heads   R = N/K       H head width    L layers
+
+Prompts are padded on the left to S and responses on the right to T, so that response token t is
+always column t and the last prompt token always column S-1. A mask is boolean; True counts.
+Masks come from lengths, never from a comparison with the pad id.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import struct
+
+Array = jax.Array | np.ndarray
+
+
+class Example(NamedTuple):
+    """One problem of a data source."""
+
+    id: str  # stable within its source
+    prompt: str  # the question, without chat markup
+    gold: str  # the reference answer, as the reward's verifier reads it
+    target: str = ""  # a demonstration (supervised stage only)
+
+
+class PromptBatch(NamedTuple):
+    """Tokenised prompts on the host, left-padded."""
+
+    examples: tuple[Example, ...]  # Q
+    token_QS: np.ndarray  # int32
+    mask_QS: np.ndarray  # bool, True = a prompt token
+
+
+class Rollout(NamedTuple):
+    """What the sampler returns: B = Q*G responses, row q*G + g is sample g of prompt q. Host arrays."""
+
+    response_BT: np.ndarray  # int32, right-padded; the sampled stop token is included
+    mask_BT: np.ndarray  # bool, True = sampled by the policy (stop token included, padding not)
+    sampler_logp_BT: (
+        np.ndarray
+    )  # float32, ln-probability under the law that was sampled; 0 where masked
+    truncated_B: np.ndarray  # bool, True = hit the length cap without a stop token
+
+
+class Completion(NamedTuple):
+    """One sampled response, as the public `rollout.generate` returns it."""
+
+    tokens: list[int]  # ids as sampled, the stop token included
+    logp: list[float]  # ln-probability of each, under the law that was sampled
+    truncated: bool  # no stop token within max_new_tokens
+
+
+@struct.dataclass
+class TrainBatch:
+    """What an optimiser step consumes. Rows are responses; each row repeats its prompt."""
+
+    prompt_BS: Array  # int32, left-padded
+    prompt_mask_BS: Array  # bool
+    response_BT: Array  # int32, right-padded
+    mask_BT: Array  # bool, True = the token is trained
+    old_logp_BT: Array  # float32, trainer's ln-probability before the rollout's first update
+    advantage_BT: Array  # float32, the response's advantage on each of its tokens
+    group_B: Array  # int32, the prompt that a row belongs to
+    ref_logp_BT: Array | None = None  # float32, the frozen reference's; None when no term uses it
+    sampler_logp_BT: Array | None = None  # float32, the sampler's own; None when no term uses it
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that training changes on the device; donated to the train step."""
+
+    step: Array  # int32 [], optimiser steps done
+    params: Any  # nnx.State of the model (float32 masters)
+    opt_state: Any  # optax state

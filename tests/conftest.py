@@ -1,0 +1,30 @@
+"""Tests run on four CPU devices, refuse rank promotion, and share one compilation cache."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+)
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def repo():
+    from pathlib import Path
+
+    return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def shared(repo):
+    """The folder of real data beside the checkout; tests that need it skip without it."""
+    folder = repo.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("needs the data folder ../shared, which is not here")
+    return folder

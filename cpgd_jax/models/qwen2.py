@@ -1,0 +1,170 @@
+"""Qwen2 / Qwen2.5 decoder (arXiv 2407.10671), Flax NNX used functionally, layers stacked and scanned.
+
+`graphdef, params = nnx.split(model)` once; inside jit `nnx.merge(graphdef, params)`. Three entries:
+`hidden` (whole sequences, training and scoring), `prefill` and `decode` (the rollout's cache).
+Hidden states become logits by `head`; training never does that for all tokens at once.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cpgd_jax.models import attention, kv_cache, rope
+from cpgd_jax.models.layers import Mlp, param, rms_norm
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of a Qwen2-shaped decoder; `dtype` is the computation's, parameters are float32."""
+
+    vocab_size: int
+    num_layers: int
+    hidden_size: int
+    mlp_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float = 1_000_000.0
+    norm_eps: float = 1e-6
+    qkv_bias: bool = True
+    tie_embeddings: bool = True
+    dtype: str = "float32"
+    remat: bool = False  # recompute a block in the backward pass instead of keeping its activations
+    init_std: float = 0.02
+
+
+class Attention(nnx.Module):
+    """q/k/v projections with bias, rotation, output projection; the attending itself is passed in."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        c, std = config, config.init_std
+        L, D, N, K, H = c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim
+        self.q = param(rngs, (L, D, N, H), ("layers", "embed", "heads", "head_dim"), std=std)
+        self.k = param(rngs, (L, D, K, H), ("layers", "embed", "kv_heads", "head_dim"), std=std)
+        self.v = param(rngs, (L, D, K, H), ("layers", "embed", "kv_heads", "head_dim"), std=std)
+        self.o = param(rngs, (L, N, H, D), ("layers", "heads", "head_dim", "embed"), std=std)
+        if c.qkv_bias:
+            self.q_bias = param(rngs, (L, N, H), ("layers", "heads", "head_dim"))
+            self.k_bias = param(rngs, (L, K, H), ("layers", "kv_heads", "head_dim"))
+            self.v_bias = param(rngs, (L, K, H), ("layers", "kv_heads", "head_dim"))
+
+    def qkv(self, x, cos, sin):
+        """x [..., D] -> rotated q [..., N, H], rotated k and plain v [..., K, H]."""
+        q, k, v = (self._project(x, name) for name in "qkv")
+        return rope.rotate(q, cos, sin), rope.rotate(k, cos, sin), v
+
+    def _project(self, x, name):
+        y = jnp.einsum("...d,dnh->...nh", x, getattr(self, name)[...].astype(x.dtype))
+        bias = getattr(self, f"{name}_bias", None)
+        if bias is None:
+            return y
+        return y + bias[...].astype(x.dtype).reshape((1,) * (y.ndim - 2) + bias.shape)
+
+    def out(self, y):
+        return jnp.einsum("...nh,nhd->...d", y, self.o[...].astype(y.dtype))
+
+
+class Blocks(nnx.Module):
+    """All layers, stacked on the first axis; `nnx.split` it and scan over the state."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        norm_shape, norm_axes = (config.num_layers, config.hidden_size), ("layers", "norm")
+        self.attention_norm = param(rngs, norm_shape, norm_axes, value=1.0)
+        self.attention = Attention(config, rngs)
+        self.mlp_norm = param(rngs, norm_shape, norm_axes, value=1.0)
+        self.mlp = Mlp(config, rngs)
+        self.eps = config.norm_eps
+
+    def __call__(self, x, cos, sin, attend):
+        """One layer (after slicing). `attend(q, k, v) -> y` may keep k and v for a cache."""
+        q, k, v = self.attention.qkv(rms_norm(x, self.attention_norm[...], self.eps), cos, sin)
+        x = x + self.attention.out(attend(q, k, v))
+        return x + self.mlp(rms_norm(x, self.mlp_norm[...], self.eps))
+
+
+class Qwen2(nnx.Module):
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        c = self.config = config
+        table_axes = ("vocab", "embed")
+        self.embed = param(rngs, (c.vocab_size, c.hidden_size), table_axes, std=c.init_std)
+        self.blocks = Blocks(c, rngs)
+        self.final_norm = param(rngs, (c.hidden_size,), ("norm",), value=1.0)
+        if not c.tie_embeddings:
+            self.unembed = param(rngs, (c.vocab_size, c.hidden_size), table_axes, std=c.init_std)
+
+    @property
+    def head_VD(self):
+        """The output head; the embedding itself when tied."""
+        return (self.embed if self.config.tie_embeddings else self.unembed)[...]
+
+    def head(self, hidden):
+        """hidden [..., D] -> float32 logits [..., V]."""
+        head_VD = self.head_VD.astype(hidden.dtype)
+        return jnp.einsum("...d,vd->...v", hidden, head_VD, preferred_element_type=jnp.float32)
+
+    def hidden(self, token_BT, mask_BT):
+        """Final hidden states [B, T, D] of whole rows; mask True = a token; padding on either side."""
+        return self._sequence(token_BT, mask_BT)[0]
+
+    def prefill(self, token_QS, mask_QS, group: int, max_new_tokens: int):
+        """Hidden state of each prompt's last column [Q, D] (prompts left-padded), and the cache."""
+        hidden_QSD, (k, v) = self._sequence(token_QS, mask_QS, keep_kv=True)
+        return hidden_QSD[:, -1], kv_cache.start(k, v, mask_QS, group, max_new_tokens)
+
+    def decode(self, token_B, position_B, column, mask_BT, cache):
+        """One token of every row: hidden [B, D] and the cache with column `column` written.
+
+        mask_BT: response columns that the row may attend to, `column` included.
+        """
+        c = self.config
+        cos, sin = rope.angles(position_B, c.head_dim, c.rope_theta)
+        graphdef, layers = nnx.split(self.blocks)
+
+        def block(carry, xs):
+            x, cache = carry
+            layer, index, prompt_k, prompt_v = xs
+
+            def attend(q, k, v):
+                nonlocal cache
+                cache = kv_cache.write(cache, index, column, k, v)
+                own_k, own_v = cache.k_LBTKH[index], cache.v_LBTKH[index]
+                prompt = (prompt_k, prompt_v, cache.prompt_mask_QS)
+                return attention.attend_shared(q, *prompt, own_k, own_v, mask_BT)
+
+            x = nnx.merge(graphdef, layer)(x, cos, sin, attend)
+            return (x, cache), None
+
+        index_L = jnp.arange(c.num_layers)
+        xs = (layers, index_L, cache.prompt_k_LQSKH, cache.prompt_v_LQSKH)
+        (x, cache), _ = jax.lax.scan(block, (self._embed(token_B), cache), xs)
+        return rms_norm(x, self.final_norm[...], c.norm_eps), cache
+
+    def _embed(self, token):
+        return self.embed[...][token].astype(self.config.dtype)
+
+    def _sequence(self, token_BT, mask_BT, keep_kv: bool = False):
+        c = self.config
+        T = token_BT.shape[1]
+        position_BT = jnp.maximum(jnp.cumsum(mask_BT, axis=1) - 1, 0)
+        cos, sin = rope.angles(position_BT, c.head_dim, c.rope_theta)
+        causal_TT = jnp.tril(jnp.ones((T, T), bool))
+        mask_BTT = causal_TT[None] & mask_BT[:, None, :]
+        graphdef, layers = nnx.split(self.blocks)
+
+        def block(x, layer):
+            kept = None
+
+            def attend(q, k, v):
+                nonlocal kept
+                kept = (k, v) if keep_kv else None
+                return attention.attend(q, k, v, mask_BTT)
+
+            x = nnx.merge(graphdef, layer)(x, cos, sin, attend)
+            return x, kept
+
+        if c.remat:
+            block = jax.checkpoint(block, prevent_cse=False)
+        x, kv = jax.lax.scan(block, self._embed(token_BT), layers)
+        return rms_norm(x, self.final_norm[...], c.norm_eps), kv

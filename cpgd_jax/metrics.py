@@ -1,16 +1,15 @@
-"""Metrics of a run: metrics.jsonl, rollouts.jsonl and TensorBoard events, with warnings that cannot be missed.
+"""Metrics of a run: metrics.jsonl, rollouts.jsonl, TensorBoard events, and loud warnings.
 
-One JSON object a line, flushed at once, always valid JSON: a value that is not finite is written as
-null and warned about. Opening the files for a resumed run first drops the lines that the run is about
-to write again, and the half line that a killed process may have left.
+One JSON object a line, flushed at once, always valid JSON: a value that is not finite is written
+as null and warned about. Opening the files for a resumed run first drops the lines that the run
+will write again, and the half line that a killed process may have left.
 """
 
-import json
-import math
-import os
+import time
+from collections import Counter
 from pathlib import Path
 
-from cpgd_jax import progress
+from cpgd_jax import jsonl, progress
 from cpgd_jax.progress import Progress, table  # noqa: F401  (the trainer's one import)
 
 # Every optimiser step of reinforcement learning reports at least these.
@@ -50,15 +49,15 @@ class MetricsWriter:
     """Appends to DIR/metrics.jsonl, DIR/rollouts.jsonl and, if asked, DIR/tensorboard/."""
 
     def __init__(self, workdir, tensorboard=True, resume_from=None, key="rollout"):
-        """`resume_from` r: the lines whose `key` is r or more are dropped first; None keeps all."""
-        self.workdir = Path(workdir)
-        self.workdir.mkdir(parents=True, exist_ok=True)
-        self._files = {}
-        for name in (METRICS_FILE, ROLLOUTS_FILE):
-            path = self.workdir / name
-            drop_lines(path, key, resume_from)
-            self._files[name] = open(path, "ab", buffering=0)
-        self._events = _Events(self.workdir / "tensorboard") if tensorboard else None
+        """`resume_from` r: lines whose `key` is r or more are dropped first; None keeps all."""
+        workdir = Path(workdir)
+        workdir.mkdir(parents=True, exist_ok=True)
+        self._metrics = jsonl.Appender(workdir / METRICS_FILE, key, resume_from)
+        self._rollouts = jsonl.Appender(workdir / ROLLOUTS_FILE, key, resume_from)
+        self._events = _Events(workdir / "tensorboard") if tensorboard else None
+        if self._events and resume_from is not None:
+            steps = [row.get("step") for row in jsonl.read_lines(workdir / METRICS_FILE)]
+            self._events.forget_from(1 + max((s for s in steps if s is not None), default=-1))
         self._alarms = Alarms()
 
     def __enter__(self):
@@ -68,98 +67,36 @@ class MetricsWriter:
         self.close()
 
     def close(self):
-        for file in self._files.values():
-            file.close()
-        if self._events:
-            self._events.close()
+        for part in (self._metrics, self._rollouts, self._events):
+            if part:
+                part.close()
 
     def write(self, row: dict):
-        """One line of numbers: an optimiser step, or an evaluation."""
-        row = {k: plain(v) for k, v in row.items()}
+        """One line of numbers, an optimiser step or an evaluation; a None is left out."""
+        row = {k: jsonl.plain(v) for k, v in row.items() if v is not None}
         self._alarms.check(row)
-        row = finite(row)
-        self._files[METRICS_FILE].write(encode(row))
+        self._metrics.append(row)
         if self._events:
             self._events.add(row)
 
     def write_rollouts(self, rows: list[dict]):
-        """Sample responses: rollout, kind (train, before, after), prompt, response, gold, rewards…"""
+        """Sampled responses, one line each: {rollout, kind: train, before or after, prompt,
+        response, gold, accuracy, format, reward, advantage, truncated}."""
         for row in rows:
-            row = finite({k: plain(v) for k, v in row.items()})
-            self._files[ROLLOUTS_FILE].write(encode(row))
-
-
-# ------------------------------------------------------------------------------- lines
-
-
-def plain(value):
-    """NumPy and JAX scalars as Python's own; anything else as it is."""
-    return value.item() if hasattr(value, "item") else value
-
-
-def finite(row: dict) -> dict:
-    """JSON has no NaN or infinity: null stands for them."""
-    return {k: None if is_bad(v) else v for k, v in row.items()}
-
-
-def is_bad(value) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def encode(row: dict) -> bytes:
-    """One line of UTF-8; a lone surrogate becomes its JSON escape."""
-    text = json.dumps(row, ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "backslashreplace") + b"\n"
-
-
-def decode(line: bytes) -> dict | None:
-    """None for a line that is not a JSON object."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def read_lines(path) -> list[dict]:
-    """The rows of a JSON-lines file; what is not a JSON object is passed over."""
-    path = Path(path)
-    if not path.exists():
-        return []
-    with open(path, "rb") as file:
-        return [row for row in map(decode, file) if row is not None]
-
-
-def drop_lines(path, key, first):
-    """Removes, atomically, a torn last line and (unless `first` is None) rows whose `key` >= `first`."""
-    path = Path(path)
-    if not path.exists():
-        return
-    temp = path.with_name(path.name + ".tmp")
-    with open(path, "rb") as source, open(temp, "wb") as target:
-        for line in source:
-            if _kept(line, key, first):
-                target.write(line.removesuffix(b"\n") + b"\n")
-        target.flush()
-        os.fsync(target.fileno())
-    os.replace(temp, path)
-
-
-def _kept(line: bytes, key, first) -> bool:
-    row = decode(line)
-    if row is None:
-        return line.endswith(b"\n")  # without its newline it is the torn last line
-    position = row.get(key)
-    return first is None or not isinstance(position, int | float) or position < first
-
-
-# ------------------------------------------------------------------------------- warnings
+            self._rollouts.append({k: jsonl.plain(v) for k, v in row.items()})
 
 
 def alarms_of(row: dict) -> list[tuple[str, str]]:
-    """(name, sentence) for everything in one row of metrics that a person should know at once."""
+    """(name, sentence) for everything in a row of metrics that a person should know at once.
+
+    Holds for a live row, with NaN, and for one read back, where null stands for it.
+    """
     where = " ".join(f"{k} {row[k]}" for k in ("rollout", "step") if row.get(k) is not None)
-    found = [(k, f"{where}: {k} is not finite ({v})") for k, v in row.items() if is_bad(v)]
+    found = [
+        (k, f"{where}: {k} is {'not finite' if v is None else v}")
+        for k, v in row.items()
+        if v is None or jsonl.is_bad(v)
+    ]
     if row.get("response/truncated_frac") == 1:
         found.append(("truncated", f"{where}: every response is truncated"))
     if row.get("group/zero_std_frac") == 1:
@@ -168,37 +105,46 @@ def alarms_of(row: dict) -> list[tuple[str, str]]:
 
 
 class Alarms:
-    """Prints each alarm once a name; a loss or gradient norm again at its 10th, 100th… time."""
+    """Prints an alarm once a name; a loss or gradient norm again at its 10th, 100th… time."""
 
     def __init__(self):
-        self._count = {}
+        self._count = Counter()
 
     def check(self, row: dict):
         for name, sentence in alarms_of(row):
-            count = self._count[name] = self._count.get(name, 0) + 1
-            if count == 1 or (name.startswith(("loss", "grad_norm")) and _power_of_ten(count)):
-                progress.warn(sentence if count == 1 else f"{sentence}, {count} times so far")
-
-
-def _power_of_ten(count: int) -> bool:
-    return str(count).rstrip("0") == "1"
-
-
-# ------------------------------------------------------------------------------- TensorBoard
+            self._count[name] += 1
+            count = self._count[name]
+            if count == 1:
+                progress.warn(sentence)
+            elif name.startswith(("loss/", "grad_norm")) and str(count).strip("0") == "1":
+                progress.warn(f"{sentence}, {count} times so far")
 
 
 class _Events:
     """Scalar events through the `tensorboard` package alone (no TensorFlow)."""
 
     def __init__(self, folder):
-        from tensorboard.summary import Writer
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._writer = Writer(str(folder))
+        self._event, self._summary = event_pb2, summary_pb2
+        self._writer = EventFileWriter(str(folder), flush_secs=10)
+
+    def forget_from(self, step: int):
+        """Has TensorBoard drop what an earlier process wrote at `step` and after."""
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._emit(step, session_log=start)
 
     def add(self, row: dict):
-        for name, value in row.items():
-            if isinstance(value, int | float) and name != "step":
-                self._writer.add_scalar(name, value, row.get("step", 0))
+        values = [
+            self._summary.Summary.Value(tag=name, simple_value=value)
+            for name, value in row.items()
+            if isinstance(value, int | float) and name != "step"
+        ]
+        self._emit(row.get("step", 0), summary=self._summary.Summary(value=values))
+
+    def _emit(self, step, **what):
+        self._writer.add_event(self._event.Event(wall_time=time.time(), step=int(step), **what))
 
     def close(self):
         self._writer.close()

@@ -1,7 +1,7 @@
 """Every field, its default, unit and meaning. The other files override a few of these.
 
-The defaults are those of the CPGD paper's run (arXiv 2505.12504, section 4 and the authors' released
-script); see README for what has been run. Hardware: TPU pod or GPUs. Result: not yet run.
+The defaults are those of the CPGD paper's run (arXiv 2505.12504, section 4 and the authors'
+released script); see README for what has been run. Hardware: TPU pod or GPUs. Result: not yet run.
 """
 
 from ml_collections import ConfigDict
@@ -33,6 +33,7 @@ def get_config() -> ConfigDict:
     m.qkv_bias = True
     m.tie_embeddings = False
     m.dtype = "float32"  # of the computation: float32 or bfloat16; parameters are float32 masters
+    m.remat = True  # recompute each block in the backward pass: less memory, a third more work
 
     # ---- data
     d = c.data = ConfigDict()

@@ -1,6 +1,5 @@
 """Runs an absl main: bad flags and bad input end in one line on stderr and exit status 2."""
 
-import difflib
 import sys
 from collections.abc import Callable
 
@@ -40,9 +39,3 @@ def _exit(error):
     message = " ".join(str(error).split()).removeprefix("FATAL Flags parsing error: ")
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
-
-
-def nearest(name: str, known) -> str:
-    """` (did you mean 'x'?)` or an empty string, for error messages."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""

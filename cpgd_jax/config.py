@@ -1,0 +1,325 @@
+"""ConfigDict (configs/*.py, flags) -> frozen dataclasses. Fields are explained in configs/base.py.
+
+An unknown key, a missing key, a wrong type or values that contradict each other is a one-line
+`UserError` that names the key, the value and the remedy.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cpgd_jax.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Model:
+    init_from: str
+    num_layers: int
+    hidden_size: int
+    mlp_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    norm_eps: float
+    qkv_bias: bool
+    tie_embeddings: bool
+    dtype: str
+    remat: bool
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    max_operand: int
+    three_operand_frac: float
+    held_out_frac: float
+    slip_frac: float
+    bad_format_frac: float
+
+
+@dataclass(frozen=True)
+class Data:
+    source: str
+    path: str
+    held_out_path: str
+    tokenizer: str
+    system_prompt: str
+    arithmetic: Arithmetic
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    prompts: int
+    samples_per_prompt: int
+    max_prompt_len: int
+    max_response_len: int
+    temperature: float
+    top_k: int
+    top_p: float
+    slots: int
+    dynamic_sampling: bool | None
+    max_refills: int
+
+
+@dataclass(frozen=True)
+class Reward:
+    accuracy_weight: float
+    format_weight: float
+    timeout_s: float
+    workers: int
+    overlong_buffer: int | None
+    overlong_penalty: float
+
+
+@dataclass(frozen=True)
+class Advantage:
+    baseline: str | None
+    weight: str | None
+    clip_filter_max: float | None
+    global_norm: bool | None
+    mask_truncated: bool
+
+
+@dataclass(frozen=True)
+class Loss:
+    objective: str | None
+    clip_eps_low: float | None
+    clip_eps_high: float | None
+    clip_schedule: float | None
+    dual_clip: float | None
+    drift_coef: float | None
+    drift_cap: float | None
+    aggregation: str | None
+    kl_coef: float | None
+    kl_estimator: str | None
+    kl_in: str | None
+    entropy_coef: float
+    sampler_is_cap: float
+
+
+@dataclass(frozen=True)
+class Train:
+    minibatch_size: int
+    microbatch_size: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Optim:
+    lr: float
+    lr_end_frac: float
+    warmup_steps: int
+    b1: float
+    b2: float
+    eps: float
+    weight_decay: float
+    grad_clip: float
+
+
+@dataclass(frozen=True)
+class Supervised:
+    steps: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Eval:
+    every: int
+    problems: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    every: int
+    keep: int
+
+
+@dataclass(frozen=True)
+class Mesh:
+    data: int
+    fsdp: int
+    tensor: int
+
+
+@dataclass(frozen=True)
+class Log:
+    rollouts: int
+    tensorboard: bool
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int
+    stage: str
+    algorithm: str
+    num_rollouts: int
+    model: Model
+    data: Data
+    rollout: RolloutConfig
+    reward: Reward
+    advantage: Advantage
+    loss: Loss
+    train: Train
+    optim: Optim
+    supervised: Supervised
+    eval: Eval
+    checkpoint: Checkpoint
+    mesh: Mesh
+    log: Log
+
+    @property
+    def minibatches(self) -> int:
+        """Optimiser steps an epoch of one rollout."""
+        return self.rollout.prompts * self.rollout.samples_per_prompt // self.train.minibatch_size
+
+    @property
+    def steps_per_rollout(self) -> int:
+        return self.minibatches * self.train.epochs
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of the whole run: the length of the learning-rate schedule."""
+        if self.stage == "supervised":
+            return self.supervised.steps
+        return self.num_rollouts * self.steps_per_rollout
+
+
+def from_config_dict(values: Mapping[str, Any]) -> Config:
+    """A checked, frozen `Config`. `values`: a ConfigDict or nested dict with every key of base.py."""
+    config = _build(Config, values, "config")
+    _check(config)
+    return config
+
+
+def to_dict(config: Config) -> dict:
+    """Nested plain dict, as written to workdir/config.json; `from_config_dict` reads it back."""
+    return dataclasses.asdict(config)
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """`key: old -> new` for every leaf in which two nested dicts differ."""
+    lines = []
+    for key in sorted({*old, *new}):
+        a, b = old.get(key, "(absent)"), new.get(key, "(absent)")
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            lines += difference(a, b, f"{prefix}{key}.")
+        elif a != b:
+            lines.append(f"{prefix}{key}: {a!r} -> {b!r}")
+    return lines
+
+
+def _build(cls, values, path):
+    if not isinstance(values, Mapping) and not hasattr(values, "items"):
+        raise UserError(f"{path} is {values!r}: it must be a section with fields")
+    hints = typing.get_type_hints(cls)
+    for key in values:
+        if key not in hints:
+            raise UserError(
+                f"unknown config key {path}.{key}{nearest(key, hints)}; see configs/base.py"
+            )
+    for key in hints:
+        if key not in values:
+            raise UserError(
+                f"config key {path}.{key} is missing{nearest(key, values)}: start from configs/base.py"
+            )
+    return cls(**{key: _convert(hints[key], values[key], f"{path}.{key}") for key in hints})
+
+
+def _convert(hint, value, path):
+    if dataclasses.is_dataclass(hint):
+        return _build(hint, value, path)
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) not in kinds:
+        names = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
+        raise UserError(f"{path} is {value!r}: it must be of type {names}")
+    return value
+
+
+def _check(c: Config) -> None:
+    one_of = {
+        "stage": (c.stage, ("rl", "supervised")),
+        "model.dtype": (c.model.dtype, ("float32", "bfloat16")),
+        "data.source": (c.data.source, ("arithmetic", "jsonl")),
+        "data.system_prompt": (c.data.system_prompt, ("reasoning", "none")),
+    }
+    for key, (value, allowed) in one_of.items():
+        if value not in allowed:
+            raise UserError(
+                f"config.{key} is {value!r}{nearest(value, allowed)}: choose one of {', '.join(allowed)}"
+            )
+    _check_ranges(c)
+    _check_divisions(c)
+    if c.stage == "supervised" and c.data.source != "arithmetic":
+        raise UserError(
+            f"config.stage is 'supervised' and config.data.source {c.data.source!r}: only the arithmetic"
+            " source has demonstrations"
+        )
+
+
+def _check_ranges(c: Config) -> None:
+    positive = ["num_rollouts", "rollout.prompts", "rollout.samples_per_prompt", "model.num_layers"]
+    positive += ["rollout.max_prompt_len", "rollout.max_response_len", "rollout.temperature"]
+    positive += ["train.minibatch_size", "train.microbatch_size", "train.epochs", "optim.lr"]
+    positive += ["optim.grad_clip", "supervised.steps", "supervised.batch_size", "eval.problems"]
+    positive += ["reward.timeout_s", "reward.workers", "checkpoint.every", "checkpoint.keep"]
+    positive += ["model.hidden_size", "model.mlp_size", "model.num_heads", "model.num_kv_heads"]
+    positive += ["model.head_dim", "eval.samples"]
+    for key in positive:
+        if not _get(c, key) > 0:
+            raise UserError(f"config.{key} is {_get(c, key)}: it must be above 0")
+    not_negative = ["rollout.top_k", "rollout.slots", "rollout.max_refills", "optim.weight_decay"]
+    not_negative += ["optim.warmup_steps", "eval.every", "log.rollouts", "loss.entropy_coef"]
+    not_negative += ["loss.sampler_is_cap", "reward.overlong_penalty", "seed"]
+    for key in not_negative:
+        if not _get(c, key) >= 0:
+            raise UserError(f"config.{key} is {_get(c, key)}: it must not be negative")
+    fractions = ["optim.lr_end_frac", "data.arithmetic.three_operand_frac"]
+    fractions += ["data.arithmetic.slip_frac", "data.arithmetic.bad_format_frac"]
+    fractions += ["data.arithmetic.held_out_frac"]
+    for key in fractions:
+        if not 0 <= _get(c, key) <= 1:
+            raise UserError(f"config.{key} is {_get(c, key)}: it must be between 0 and 1")
+    if not 0 < c.rollout.top_p <= 1:
+        raise UserError(f"config.rollout.top_p is {c.rollout.top_p}: it must be in (0, 1]; 1 = off")
+
+
+def _check_divisions(c: Config) -> None:
+    if c.model.num_heads % c.model.num_kv_heads:
+        raise UserError(
+            f"config.model.num_heads is {c.model.num_heads}: it must be a multiple of"
+            f" config.model.num_kv_heads {c.model.num_kv_heads}"
+        )
+    if c.model.head_dim % 2:
+        raise UserError(
+            f"config.model.head_dim is {c.model.head_dim}: rotary embedding needs it even"
+        )
+    if c.stage != "rl":
+        return
+    G, mini, micro = c.rollout.samples_per_prompt, c.train.minibatch_size, c.train.microbatch_size
+    B = c.rollout.prompts * G
+    if B % mini:
+        raise UserError(
+            f"config.train.minibatch_size {mini} does not divide the rollout of {c.rollout.prompts} prompts"
+            f" x {G} samples = {B} responses: change one of the three"
+        )
+    if mini % G:
+        raise UserError(
+            f"config.train.minibatch_size {mini} is not a multiple of config.rollout.samples_per_prompt"
+            f" {G}: a minibatch holds whole groups"
+        )
+    if mini % micro:
+        raise UserError(
+            f"config.train.microbatch_size {micro} does not divide config.train.minibatch_size {mini}"
+        )
+
+
+def _get(config, dotted):
+    for name in dotted.split("."):
+        config = getattr(config, name)
+    return config

@@ -1,0 +1,1 @@
+"""Problems in: tokenizers, prompts, sources, batches."""

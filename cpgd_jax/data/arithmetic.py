@@ -1,0 +1,99 @@
+"""A generated task: sums and differences of two or three small numbers, with imperfect demonstrations.
+
+Training and held-out problems are disjoint by a hash of the problem's text. Everything is a pure
+function of (seed, position), so that a resumed run reads what the uninterrupted one would have read.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpgd_jax.config import Arithmetic
+from cpgd_jax.errors import UserError
+from cpgd_jax.types import Example
+
+
+@dataclass(frozen=True)
+class ArithmeticSource:
+    config: Arithmetic
+    seed: int
+
+    def train(self, position: int) -> Example:
+        """The training stream's example number `position`."""
+        return self._draw("train", position)
+
+    def held_out(self, count: int) -> list[Example]:
+        """`count` distinct held-out problems, the same for every seed of a run."""
+        chosen: dict[str, Example] = {}
+        for position in range(200 * count):
+            example = ArithmeticSource(self.config, 0)._draw("held_out", position)
+            chosen.setdefault(example.prompt, example)
+            if len(chosen) == count:
+                return list(chosen.values())
+        raise UserError(
+            f"config.eval.problems is {count}, but the arithmetic task yields only {len(chosen)} distinct"
+            " held-out problems: lower it, or raise data.arithmetic.max_operand or held_out_frac"
+        )
+
+    def _draw(self, split: str, position: int) -> Example:
+        rng = np.random.default_rng([self.seed, position, split == "held_out"])
+        for _ in range(10_000):
+            operands, signs = self._problem(rng)
+            question = _expression(operands, signs) + "=?"
+            if self._is_held_out(question) == (split == "held_out"):
+                return self._example(rng, question, operands, signs)
+        raise UserError(
+            f"config.data.arithmetic.held_out_frac {self.config.held_out_frac} leaves no {split} problems"
+        )
+
+    def _problem(self, rng) -> tuple[list[int], list[int]]:
+        """Operands and signs such that no intermediate result is negative."""
+        count = 3 if rng.random() < self.config.three_operand_frac else 2
+        total = int(rng.integers(0, self.config.max_operand + 1))
+        operands, signs = [total], []
+        for _ in range(count - 1):
+            operand = int(rng.integers(0, self.config.max_operand + 1))
+            sign = 1 if rng.random() < 0.5 or operand > total else -1
+            total += sign * operand
+            operands.append(operand)
+            signs.append(sign)
+        return operands, signs
+
+    def _is_held_out(self, question: str) -> bool:
+        digest = hashlib.blake2b(question.encode(), digest_size=4).digest()
+        return int.from_bytes(digest, "big") < self.config.held_out_frac * 2**32
+
+    def _example(self, rng, question, operands, signs) -> Example:
+        gold = operands[0] + sum(s * o for s, o in zip(signs, operands[1:], strict=True))
+        target = self._demonstration(rng, operands, signs)
+        return Example(id=question, prompt=question, gold=str(gold), target=target)
+
+    def _demonstration(self, rng, operands, signs) -> str:
+        """A worked answer; `slip_frac` of them slip in one step, `bad_format_frac` lack tags."""
+        slip_at = int(rng.integers(len(signs))) if rng.random() < self.config.slip_frac else -1
+        total, steps = operands[0], []
+        for n, (sign, operand) in enumerate(zip(signs, operands[1:], strict=True)):
+            result = slip(total, sign, operand) if n == slip_at else total + sign * operand
+            steps.append(f"{_expression([total, operand], [sign])}={result}")
+            total = result
+        reasoning = ", ".join(steps)
+        if rng.random() < self.config.bad_format_frac:
+            choices = (f"<answer>\\boxed{{{total}}}</answer>", f"<think>{reasoning}</think>{total}")
+            return choices[int(rng.integers(2))]
+        return f"<think>{reasoning}</think><answer>\\boxed{{{total}}}</answer>"
+
+
+def slip(a: int, sign: int, b: int) -> int:
+    """The result of a±b when the carry or borrow is forgotten; where there is none, one too many."""
+    right = a + sign * b
+    ones = (a % 10 + sign * (b % 10)) % 10
+    tens = a // 10 + sign * (b // 10)
+    wrong = 10 * tens + ones
+    return wrong if wrong != right else right + 1
+
+
+def _expression(operands, signs) -> str:
+    terms = [str(operands[0])]
+    terms += [f"{'+' if s > 0 else '-'}{o}" for s, o in zip(signs, operands[1:], strict=True)]
+    return "".join(terms)

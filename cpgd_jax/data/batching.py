@@ -1,0 +1,58 @@
+"""Examples -> fixed-shape token arrays: prompts left-padded, demonstrations right-padded."""
+
+import numpy as np
+
+from cpgd_jax.data.tokenizer import Tokenizer
+from cpgd_jax.errors import UserError
+from cpgd_jax.types import Example, PromptBatch, TrainBatch
+
+
+def prompt_batch(
+    examples: list[Example], tokenizer: Tokenizer, system_prompt: str, max_prompt_len: int
+) -> PromptBatch:
+    """Tokenised prompts, left-padded to max_prompt_len. A longer prompt is a UserError, never cut."""
+    token_QS = np.full((len(examples), max_prompt_len), tokenizer.pad_id, np.int32)
+    mask_QS = np.zeros(token_QS.shape, bool)
+    for q, example in enumerate(examples):
+        ids = tokenizer.encode_prompt(example.prompt, system_prompt)
+        if len(ids) > max_prompt_len:
+            raise UserError(
+                f"prompt {example.id!r} has {len(ids)} tokens, over config.rollout.max_prompt_len"
+                f" {max_prompt_len}: raise the limit or drop the row"
+            )
+        token_QS[q, max_prompt_len - len(ids) :] = ids
+        mask_QS[q, max_prompt_len - len(ids) :] = True
+    return PromptBatch(tuple(examples), token_QS, mask_QS)
+
+
+def demonstration_batch(
+    examples: list[Example],
+    tokenizer: Tokenizer,
+    system_prompt: str,
+    max_prompt_len: int,
+    max_response_len: int,
+) -> TrainBatch:
+    """Prompts and their target responses, each closed by the first stop id; for the supervised stage."""
+    prompts = prompt_batch(examples, tokenizer, system_prompt, max_prompt_len)
+    response_BT = np.full((len(examples), max_response_len), tokenizer.pad_id, np.int32)
+    mask_BT = np.zeros(response_BT.shape, bool)
+    for b, example in enumerate(examples):
+        ids = [*tokenizer.encode(example.target), tokenizer.stop_ids[0]]
+        if len(ids) > max_response_len:
+            raise UserError(
+                f"demonstration of {example.id!r} has {len(ids)} tokens, over"
+                f" config.rollout.max_response_len {max_response_len}: raise the limit"
+            )
+        response_BT[b, : len(ids)] = ids
+        mask_BT[b, : len(ids)] = True
+    zeros_BT = np.zeros(response_BT.shape, np.float32)
+    group_B = np.arange(len(examples), dtype=np.int32)
+    return TrainBatch(
+        prompt_BS=prompts.token_QS,
+        prompt_mask_BS=prompts.mask_QS,
+        response_BT=response_BT,
+        mask_BT=mask_BT,
+        old_logp_BT=zeros_BT,
+        advantage_BT=zeros_BT,
+        group_B=group_B,
+    )

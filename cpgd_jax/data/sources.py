@@ -1,0 +1,75 @@
+"""Where problems come from. A source gives `train(position)` and `held_out(count)`, both pure."""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from cpgd_jax.config import Data
+from cpgd_jax.data.arithmetic import ArithmeticSource
+from cpgd_jax.errors import UserError
+from cpgd_jax.types import Example
+
+
+class Source(Protocol):
+    def train(self, position: int) -> Example: ...
+
+    def held_out(self, count: int) -> list[Example]: ...
+
+
+def load(config: Data, seed: int) -> Source:
+    """The source that `config.data` names."""
+    if config.source == "arithmetic":
+        return ArithmeticSource(config.arithmetic, seed)
+    return JsonlSource(
+        read_jsonl(config.path, "config.data.path"),
+        read_jsonl(config.held_out_path, "config.data.held_out_path"),
+        seed,
+    )
+
+
+@dataclass(frozen=True)
+class JsonlSource:
+    """Rows {question, answer}; the training stream is a new permutation every epoch."""
+
+    rows: tuple[Example, ...]
+    held_out_rows: tuple[Example, ...]
+    seed: int
+
+    def train(self, position: int) -> Example:
+        epoch, offset = divmod(position, len(self.rows))
+        return self.rows[_permutation(len(self.rows), self.seed, epoch)[offset]]
+
+    def held_out(self, count: int) -> list[Example]:
+        """The first `count` rows, or all of them if there are fewer."""
+        return list(self.held_out_rows[:count])
+
+
+@lru_cache(maxsize=2)
+def _permutation(size: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(size)
+
+
+def read_jsonl(path: str, name: str) -> tuple[Example, ...]:
+    """Examples of a JSONL file; `name` is the config key to blame. UserError names file and line."""
+    if not path or not Path(path).is_file():
+        raise UserError(f"{name} is {path!r}: no such file")
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    rows = tuple(_row(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip())
+    if not rows:
+        raise UserError(f"{name} {path!r} holds no rows")
+    return rows
+
+
+def _row(line: str, where: str) -> Example:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({error.msg})") from error
+    for field in ("question", "answer"):
+        if not isinstance(row, dict) or not isinstance(row.get(field), str):
+            raise UserError(f"{where}: needs a text field {field!r}")
+    return Example(id=str(row.get("id", where)), prompt=row["question"], gold=row["answer"])

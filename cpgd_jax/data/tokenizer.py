@@ -1,0 +1,120 @@
+"""Text to ids and back, with the chat template and every stop id."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as RawTokenizer
+
+from cpgd_jax.data import prompts
+from cpgd_jax.errors import UserError
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Ids that a policy must never emit: they stand for image content.
+VISION_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A `transformers` fast tokenizer and what the trainer needs to know of it."""
+
+    fast: Any  # transformers.PreTrainedTokenizerFast
+    stop_ids: tuple[int, ...]  # every id that ends a response; the first one ends a demonstration
+    pad_id: int  # fills rows; may equal a stop id, since masks come from lengths
+    forbidden_ids: tuple[int, ...]  # never sampled
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.fast)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text, no special token added."""
+        return self.fast.encode(text, add_special_tokens=False)
+
+    def encode_prompt(self, question: str, system_prompt: str = "none") -> list[int]:
+        """Ids of one question in the chat template, up to where the answer starts."""
+        text = self.fast.apply_chat_template(
+            prompts.messages(question, system_prompt), tokenize=False, add_generation_prompt=True
+        )
+        return self.encode(text)
+
+    def decode(self, ids) -> str:
+        """Text up to, and without, the first stop id: what the reward sees."""
+        ids = [int(i) for i in ids]
+        end = next((n for n, i in enumerate(ids) if i in self.stop_ids), len(ids))
+        return self.fast.decode(ids[:end], skip_special_tokens=False)
+
+    def save(self, folder) -> None:
+        self.fast.save_pretrained(str(folder))
+
+
+def load(path: str | Path = "") -> Tokenizer:
+    """From a Hugging Face folder or a tokenizer.json; "" is the arithmetic task's own."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not path:
+        return _wrap(_arithmetic(), None)
+    path = Path(path)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"tokenizer {str(path)!r} not found: give a folder with tokenizer.json")
+    try:
+        if path.is_dir():
+            fast = PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+        else:
+            fast = PreTrainedTokenizerFast(tokenizer_file=str(file))
+    except Exception as error:
+        raise UserError(f"tokenizer {str(file)!r} cannot be read: {error}") from error
+    if fast.chat_template is None:
+        fast.chat_template = CHAT_TEMPLATE
+    return _wrap(fast, path / "generation_config.json" if path.is_dir() else None)
+
+
+def _wrap(fast, generation_config: Path | None) -> Tokenizer:
+    stop = _stop_ids(fast, generation_config)
+    known = fast.get_added_vocab()
+    forbidden = tuple(known[t] for t in VISION_TOKENS if t in known)
+    pad = fast.pad_token_id if fast.pad_token_id is not None else stop[0]
+    return Tokenizer(fast, stop, pad, forbidden)
+
+
+def _stop_ids(fast, generation_config: Path | None) -> tuple[int, ...]:
+    ids: list[int] = []
+    if generation_config is not None and generation_config.is_file():
+        listed = json.loads(generation_config.read_text()).get("eos_token_id", [])
+        ids += listed if isinstance(listed, list) else [listed]
+    known = fast.get_added_vocab()
+    ids += [known[t] for t in ("<|im_end|>", "<|endoftext|>") if t in known]
+    if fast.eos_token_id is not None:
+        ids.append(fast.eos_token_id)
+    if not ids:
+        raise UserError("the tokenizer names no end-of-sequence token: add generation_config.json")
+    return tuple(dict.fromkeys(ids))
+
+
+def _arithmetic():
+    """One token a digit, sign, tag and word: about a hundred tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>"]
+    tags = ["<think>", "</think>", "<answer>", "</answer>", "\\boxed"]
+    words = ["system", "user", "assistant", *prompts.REASONING.replace("\\", " ").split()]
+    words = [w for w in (w.strip(".,{}<>/") for w in words) if w.isalpha()]
+    symbols = [*"0123456789+-*/=?.,:{}() \n"]
+    vocab = list(dict.fromkeys([*special, *tags, *symbols, *words]))
+    raw = RawTokenizer(models.WordLevel({t: i for i, t in enumerate(vocab)}, unk_token="<unk>"))
+    raw.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    raw.pre_tokenizer = pre_tokenizers.Split(
+        Regex(r"</?(think|answer)>|\\boxed|[A-Za-z]+|[\s\S]"), "isolated"
+    )
+    raw.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", unk_token="<unk>"
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast

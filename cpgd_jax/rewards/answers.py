@@ -1,0 +1,119 @@
+r"""Where a response's answer is: the last `<answer>` block after the last `</think>`, its last `\boxed{}`.
+
+Everything here is linear in the length of the response and reads untrusted text.
+"""
+
+import re
+
+STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
+
+_BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_LEAD_IN = re.compile(
+    r"(?:\bthe\s+)?\b(?:(?:final|correct)\s+)?(?:answer|result)\b(?:\s+is\b\s*:?|\s*[:=])\s*"
+    r"|(?:最终)?答案(?:是|为)?\s*[::]?\s*",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"\n|\.\s|。")
+
+
+def until_stop(response: str) -> str:
+    """The response up to its first stop token: what follows was never said."""
+    cuts = [at for token in STOP_TOKENS if (at := response.find(token)) >= 0]
+    return response[: min(cuts)] if cuts else response
+
+
+def answer_block(response: str) -> tuple[str, bool]:
+    """The text that may hold the answer, and whether answer tags enclose it.
+
+    Reasoning that was cut off (no `</think>`) holds no answer.
+    """
+    text = until_stop(response)
+    close = text.rfind(THINK_CLOSE)
+    if close < 0 and THINK_OPEN in text:
+        return "", False
+    text = text[close + len(THINK_CLOSE) :] if close >= 0 else text
+    text = text.split(THINK_OPEN, 1)[0]
+    start = text.rfind(ANSWER_OPEN)
+    if start < 0:
+        return text, False
+    block, tag, _ = text[start + len(ANSWER_OPEN) :].partition(ANSWER_CLOSE)
+    return block, bool(tag)
+
+
+def boxes(text: str) -> list[tuple[int, int, int]]:
+    """Every box opener, in order: (start, start of the content, end of the content or -1)."""
+    found: list[tuple[int, int, int]] = []
+    stack: list[int] = []  # index into `found`, or -1 for an ordinary brace
+    for match in _BOX_OR_BRACE.finditer(text):
+        piece = match.group()
+        if piece == "}":
+            if stack and (box := stack.pop()) >= 0:
+                found[box] = (*found[box][:2], match.start())
+        elif piece == "{":
+            stack.append(-1)
+        elif piece.endswith("{") and len(piece) > 2:
+            stack.append(len(found))
+            found.append((match.start(), match.end(), -1))
+    return found
+
+
+def last_box(text: str) -> str | None:
+    """Content of the last box; "" if that box was never closed, None if there is no box.
+
+    Of boxes within boxes it is the outermost complete one, its inner boxes opened.
+    """
+    found = boxes(text)
+    if not found:
+        return None
+    first, last = len(found) - 1, found[-1]
+    if last[2] < 0:
+        return ""
+    for index, (_, _, end) in enumerate(found):
+        if end >= last[2]:
+            first = index
+            break
+    return _open_inner(text, found[first:])
+
+
+def _open_inner(text: str, nest: list[tuple[int, int, int]]) -> str:
+    r"""The content of nest[0] with `\boxed{x}` inside it replaced by `{x}`."""
+    _, at, end = nest[0]
+    pieces = []
+    for start, content, _ in nest[1:]:
+        pieces += [text[at:start], "{"]
+        at = content
+    return "".join([*pieces, text[at:end]]).strip()
+
+
+def extract(response: str) -> str:
+    """The answer as the response wrote it; "" where it gave none."""
+    block, tagged = answer_block(response)
+    box = last_box(block)
+    if box is not None:
+        return box
+    return unboxed(block) if tagged else ""
+
+
+def unboxed(block: str) -> str:
+    """The answer of a block without a box: what follows the last lead-in ("the answer is")."""
+    end = 0
+    for match in _LEAD_IN.finditer(block):
+        end = match.end()
+    said = block[end:].strip()
+    return _SENTENCE_END.split(said, maxsplit=1)[0].strip() if end else said
+
+
+def follows_format(response: str) -> bool:
+    """Exactly `<think>reasoning</think><answer>answer</answer>`, neither empty, only blanks between."""
+    text = until_stop(response).strip()
+    tags = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
+    if any(text.count(tag) != 1 for tag in tags):
+        return False
+    head, _, rest = text.partition(THINK_OPEN)
+    reasoning, _, rest = rest.partition(THINK_CLOSE)
+    between, _, rest = rest.partition(ANSWER_OPEN)
+    answer, _, tail = rest.partition(ANSWER_CLOSE)
+    outside = head + between + tail
+    return not outside.strip() and bool(reasoning.strip()) and bool(answer.strip())

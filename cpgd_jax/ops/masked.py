@@ -1,7 +1,7 @@
 """Masked reductions: a masked slot may hold NaN, inf or 1e9 and changes neither value nor gradient.
 
-Metrics travel as `Mean(sum, count)` or `Max(value)` and are divided on the host only, so adding up
-microbatches, devices or hosts gives what one batch would have given.
+Metrics travel as `Mean(sum, count)`, `Max(value)` or `Sum(value)` and are divided on the host only,
+so adding up microbatches, devices or hosts gives what one batch would have given.
 """
 
 from typing import NamedTuple
@@ -20,8 +20,14 @@ class Max(NamedTuple):
     value: jax.Array
 
 
+class Sum(NamedTuple):
+    """A share of a total: parts of one optimiser step add up, as weighted losses and counts do."""
+
+    value: jax.Array
+
+
 def fill(x, mask, value=0.0):
-    """`x` where `mask`, else `value`: use before any arithmetic, so that the gradient is exactly 0 there."""
+    """`x` where `mask`, else `value`: before any arithmetic, so that the gradient is exactly 0."""
     chex.assert_equal_shape((x, mask))
     return jnp.where(mask, x, jnp.asarray(value, x.dtype))
 
@@ -47,13 +53,28 @@ def merge(a: dict, b: dict) -> dict:
 def _merge_one(a, b):
     if isinstance(a, Mean):
         return Mean(a.sum + b.sum, a.count + b.count)
+    if isinstance(a, Sum):
+        return Sum(a.value + b.value)
     return Max(jnp.maximum(a.value, b.value))
+
+
+def total(stacked: dict) -> dict:
+    """Metrics stacked on a leading axis of parts (a scan's output) -> metrics of the whole."""
+
+    def one(m):
+        if isinstance(m, Max):
+            return Max(m.value.max(axis=0))
+        return type(m)(*(x.sum(axis=0) for x in m))
+
+    return {k: one(m) for k, m in stacked.items()}
 
 
 def to_host(metrics: dict) -> dict[str, float]:
     """Divides: name -> float. A mean over nothing is 0."""
-    metrics = jax.device_get(metrics)
-    return {
-        k: float(m.value) if isinstance(m, Max) else float(m.sum / m.count) if m.count else 0.0
-        for k, m in metrics.items()
-    }
+    return {k: _number(m) for k, m in jax.device_get(metrics).items()}
+
+
+def _number(m) -> float:
+    if isinstance(m, Mean):
+        return float(m.sum / m.count) if m.count else 0.0
+    return float(m.value)

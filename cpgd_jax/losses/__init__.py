@@ -1,0 +1,1 @@
+"""Losses: per-token objectives and KL terms, their aggregation, and the composed policy loss."""

@@ -1,0 +1,128 @@
+"""Sampling responses: `generate` for people, `engine.sample` for training, `scoring` after it."""
+
+import zlib
+
+import numpy as np
+from flax import nnx
+
+from cpgd_jax import types
+from cpgd_jax.errors import UserError
+from cpgd_jax.rollout import engine
+
+__all__ = ["generate"]
+MIN_BUCKET = 16  # prompt lengths are padded to powers of two from here, so few shapes are compiled
+
+
+def generate(
+    model,
+    prompts,
+    samples_per_prompt: int = 8,
+    max_new_tokens: int = 128,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    stop_ids=(1,),
+    seed: int = 0,
+    slots: int | None = None,
+    forbidden_ids=(),
+) -> list[list[types.Completion]]:
+    """Samples `samples_per_prompt` responses to each prompt: Q lists of G `Completion`s.
+
+    model: an NNX module such as `models.Qwen2`. prompts: Q lists of token ids. temperature 0 is
+    greedy; the ln-probabilities reported then are those at temperature 1, else those of the law
+    sampled (after temperature, top-k, top-p). stop_ids: each ends a response and is its last token.
+    forbidden_ids: never sampled. slots: at most so many responses are decoded at a time. The
+    samples of a prompt depend on the seed, the prompt and how often the same prompt stood earlier
+    in the list, not on the other prompts, their order or `slots`.
+    Raises UserError for arguments outside their range.
+    """
+    prompts = [np.asarray(p).reshape(-1) for p in prompts]
+    stop_ids, forbidden_ids = tuple(stop_ids), tuple(forbidden_ids)
+    vocab_size = model.config.vocab_size
+    _check_prompts(prompts, vocab_size)
+    _check_ids("stop id", stop_ids, vocab_size)
+    _check_ids("forbidden id", forbidden_ids, vocab_size)
+    _check_law(temperature, top_k, top_p)
+    for name, value in (
+        ("samples_per_prompt", samples_per_prompt),
+        ("max_new_tokens", max_new_tokens),
+        ("slots", 1 if slots is None else slots),
+    ):
+        if value < 1:
+            raise UserError(f"{name} is {value}: give 1 or more")
+    if not prompts:
+        return []
+    graphdef, params = nnx.split(model)
+    rollout = engine.sample(
+        graphdef,
+        params,
+        *pad_prompts(prompts),
+        prompt_id_Q=prompt_ids(prompts),
+        group=samples_per_prompt,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        stop_ids=stop_ids,
+        forbidden_ids=forbidden_ids,
+        key=(seed, 0),
+        slots=slots,
+    )
+    completions = [_completion(rollout, row) for row in range(len(rollout.truncated_B))]
+    G = samples_per_prompt
+    return [completions[q * G : (q + 1) * G] for q in range(len(prompts))]
+
+
+def pad_prompts(prompts) -> tuple[np.ndarray, np.ndarray]:
+    """Left-padded (token_QS int32, mask_QS bool), S the next power of two (at least 16)."""
+    S = max(MIN_BUCKET, 1 << (max(map(len, prompts)) - 1).bit_length())
+    token_QS = np.zeros((len(prompts), S), np.int32)
+    mask_QS = np.zeros((len(prompts), S), bool)
+    for q, prompt in enumerate(prompts):
+        token_QS[q, S - len(prompt) :] = prompt
+        mask_QS[q, S - len(prompt) :] = True
+    return token_QS, mask_QS
+
+
+def prompt_ids(prompts) -> np.ndarray:
+    """A uint32 a prompt: a checksum of its tokens and how often they stood earlier in the list."""
+    seen: dict[bytes, int] = {}
+    ids = []
+    for prompt in prompts:
+        data = np.asarray(prompt, np.int32).tobytes()
+        seen[data] = seen.get(data, 0) + 1
+        ids.append(zlib.crc32(data, seen[data]))
+    return np.asarray(ids, np.uint32)
+
+
+def _completion(rollout: types.Rollout, row: int) -> types.Completion:
+    mask_T = rollout.mask_BT[row]
+    return types.Completion(
+        rollout.response_BT[row][mask_T].tolist(),
+        rollout.sampler_logp_BT[row][mask_T].tolist(),
+        bool(rollout.truncated_B[row]),
+    )
+
+
+def _check_prompts(prompts, vocab_size: int):
+    for q, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise UserError(f"prompt {q} is empty: give it at least one token, such as the BOS id")
+        if not np.issubdtype(prompt.dtype, np.integer):
+            raise UserError(f"prompt {q} holds {prompt.dtype} values: give token ids, not text")
+        _check_ids(f"prompt {q}: token id", prompt, vocab_size)
+
+
+def _check_ids(name: str, ids, vocab_size: int):
+    for i in ids:
+        if not 0 <= i < vocab_size:
+            raise UserError(f"{name} {i} is outside the vocabulary: give 0..{vocab_size - 1}")
+
+
+def _check_law(temperature, top_k, top_p):
+    if not 0 <= temperature < float("inf"):
+        raise UserError(f"temperature is {temperature}: give a positive number, or 0 for greedy")
+    if top_k < 0 or int(top_k) != top_k:
+        raise UserError(f"top_k is {top_k}: give a positive whole number, or 0 to keep every token")
+    if not 0 < top_p <= 1:
+        raise UserError(f"top_p is {top_p}: give a mass above 0 and up to 1; 1 keeps every token")

@@ -47,7 +47,9 @@ _TEXT = re.compile(rf"\\(?:{_TEXT_COMMANDS})\*?\s*\{{([^{{}}]*)\}}")
 _COMMAND = re.compile(r"\\([a-zA-Z]+)\s*")
 _DELIMITER = re.compile(r"\\\\|\\[()\[\]]")
 _SPACING = re.compile(r"\\[,;:!> ]|~|(?<!\\)\$|\\\$|[€£¥₹]|\*\*|\\\*")
-_DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z])|\\degree(?![a-zA-Z])|\{\s*\\degree\s*\})")
+_DEGREE = re.compile(
+    r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z])|\\degree(?![a-zA-Z])|\{\s*\\degree\s*\})"
+)
 _RUN = re.compile("([" + "".join(_SUPERSCRIPTS) + "]+)|([" + "".join(_SUBSCRIPTS) + "]+)")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|\d+(?:\.\d+)?|\S", re.DOTALL)
 _SHORT_FRAC = re.compile(r"\\frac\s*(\{[^{}]*\}|[0-9a-zA-Z])\s*(\{|[0-9a-zA-Z]|\\[a-zA-Z]+)")
@@ -106,7 +108,7 @@ def normalise(text: str) -> str:
 
 def strip_ends(text: str) -> str:
     """Without closing punctuation and without one pair of braces round the whole."""
-    text = text.strip().rstrip(".,;:!?。").strip()
+    text = text.strip().rstrip(".,;:?。").strip()
     while len(text) > 1 and text[0] == "{" and matching(text, 0) == len(text) - 1:
         text = text[1:-1].strip()
     return text

@@ -11,9 +11,7 @@ _DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _PLAIN = re.compile(rf"({_DECIMAL})(?:e([+-]?\d{{1,4}}))?", re.IGNORECASE)
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _RATIO = re.compile(rf"([+-]?{_DECIMAL})/([+-]?{_DECIMAL})")
-_FRAC = re.compile(
-    rf"\\frac\{{([+-]?{_DECIMAL})\}}\{{([+-]?{_DECIMAL})\}}", re.IGNORECASE
-)
+_FRAC = re.compile(rf"\\frac\{{([+-]?{_DECIMAL})\}}\{{([+-]?{_DECIMAL})\}}", re.IGNORECASE)
 _MIXED = re.compile(r"(\d+)(?:\\frac\{(\d+)\}\{(\d+)\}|[ +](\d+)/(\d+))")
 _SCIENTIFIC = re.compile(rf"(?:({_DECIMAL})(?:\\times|\\cdot|\*|x))?10\^\{{?([+-]?\d{{1,5}})\}}?")
 _BLANKS = re.compile(r"(?<![0-9]) | (?![0-9])")

@@ -1,0 +1,134 @@
+"""Worker processes that compare formulas, each answer under a hard wall-clock limit.
+
+A worker is `python -m cpgd_jax.rewards.worker_main`: a supervisor that has imported what comparing
+needs and forks the child that compares. The kernel kills a child that passes its limit; the
+supervisor forks the next one within milliseconds. One JSON object a line goes each way. No signal
+handler, fork or pickle in the caller's process, so it works from any thread and any main module.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+START_LIMIT_S = 120.0  # imports of a fresh worker on a busy machine
+GRACE_S = 1.0  # beyond the limit, before the caller itself kills a worker
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What became of one comparison."""
+
+    equal: bool
+    reason: str
+    timed_out: bool = False
+    crashed: bool = False
+
+
+TIMED_OUT = Reply(False, "comparison hit its time limit", timed_out=True)
+CRASHED = Reply(False, "comparison crashed its process", crashed=True)
+
+
+class Worker:
+    """One worker process. `ask` is for one thread at a time."""
+
+    def __init__(self):
+        self._lines: queue.SimpleQueue = queue.SimpleQueue()
+        self._process: subprocess.Popen | None = None
+        self._ready = False
+        self._count = 0
+
+    def start(self) -> None:
+        """Starts the process without waiting for it; does nothing if it runs."""
+        if self._process is not None:
+            return
+        path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "cpgd_jax.rewards.worker_main"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+        self._lines, self._ready = queue.SimpleQueue(), False
+        reader = threading.Thread(
+            target=_read_lines, args=(self._process.stdout, self._lines), daemon=True
+        )
+        reader.start()
+
+    def wait_ready(self) -> bool:
+        """Waits for the imports of a fresh process; False if it died or took START_LIMIT_S."""
+        self.start()
+        if not self._ready:
+            self._ready = self._next(START_LIMIT_S) is not None
+        return self._ready
+
+    def ask(self, answer: str, gold: str, timeout_s: float) -> Reply:
+        """One comparison. The worker is usable again (perhaps as a new process) when this returns."""
+        if not self.wait_ready():
+            self.kill()
+            return CRASHED
+        self._count += 1
+        request = {"id": self._count, "answer": answer, "gold": gold, "timeout_s": timeout_s}
+        deadline = time.monotonic() + timeout_s + GRACE_S
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            self.kill()
+            return CRASHED
+        return self._answer(deadline)
+
+    def _answer(self, deadline: float) -> Reply:
+        while (left := deadline - time.monotonic()) > 0:
+            line = self._next(left)
+            if line is None:
+                break
+            if line.get("id") == self._count:
+                return Reply(bool(line["equal"]), str(line["reason"]))
+            if "died" in line:
+                return TIMED_OUT if line["died"] == signal.SIGALRM else CRASHED
+        running = self._process is not None and self._process.poll() is None
+        self.kill()
+        self.start()
+        return TIMED_OUT if running else CRASHED
+
+    def _next(self, timeout_s: float) -> dict | None:
+        """The next line of the worker; None at its end or after timeout_s."""
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        return json.loads(line) if line else None
+
+    def kill(self) -> None:
+        """Ends the process and its child, at once."""
+        process, self._process, self._ready = self._process, None, False
+        if process is None:
+            return
+        with contextlib.suppress(OSError, AttributeError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+def _read_lines(stream, lines: queue.SimpleQueue) -> None:
+    """Moves the lines of a pipe to a queue, then b"" at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in stream:
+            lines.put(line)
+    lines.put(b"")

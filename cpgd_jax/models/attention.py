@@ -1,4 +1,4 @@
-"""Grouped-query attention (arXiv 2305.13245) over whole sequences and over a cache with a shared prompt.
+"""Grouped-query attention (arXiv 2305.13245): whole sequences, or a cache with a shared prompt.
 
 Head n = k * R + r of N query heads reads key/value head k of K. Softmax in float32.
 """

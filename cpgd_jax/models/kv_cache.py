@@ -1,4 +1,4 @@
-"""The key/value cache of a rollout: prompts once a group, responses once a row. Keys carry their rotation."""
+"""The key/value cache of a rollout: prompts once a group, responses once a row, keys rotated."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,9 @@ class KVCache:
     v_LBTKH: jax.Array
 
 
-def start(prompt_k_LQSKH, prompt_v_LQSKH, prompt_mask_QS, group: int, max_new_tokens: int) -> KVCache:
+def start(
+    prompt_k_LQSKH, prompt_v_LQSKH, prompt_mask_QS, group: int, max_new_tokens: int
+) -> KVCache:
     """The cache after a prefill of Q prompts, with room for `group` responses each."""
     L, Q, _, K, H = prompt_k_LQSKH.shape
     empty = jnp.zeros((L, Q * group, max_new_tokens, K, H), prompt_k_LQSKH.dtype)

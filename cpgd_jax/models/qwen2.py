@@ -1,4 +1,4 @@
-"""Qwen2 / Qwen2.5 decoder (arXiv 2407.10671), Flax NNX used functionally, layers stacked and scanned.
+"""Qwen2 / Qwen2.5 decoder (arXiv 2407.10671), NNX used functionally, layers stacked and scanned.
 
 `graphdef, params = nnx.split(model)` once; inside jit `nnx.merge(graphdef, params)`. Three entries:
 `hidden` (whole sequences, training and scoring), `prefill` and `decode` (the rollout's cache).
@@ -33,10 +33,11 @@ class ModelConfig:
     dtype: str = "float32"
     remat: bool = False  # recompute a block in the backward pass instead of keeping its activations
     init_std: float = 0.02
+    max_positions: int = 32_768  # the longest sequence it was made for; kept for config.json only
 
 
 class Attention(nnx.Module):
-    """q/k/v projections with bias, rotation, output projection; the attending itself is passed in."""
+    """q/k/v projections, rotation, output projection; the attending itself is passed in."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         c, std = config, config.init_std
@@ -105,7 +106,7 @@ class Qwen2(nnx.Module):
         return jnp.einsum("...d,vd->...v", hidden, head_VD, preferred_element_type=jnp.float32)
 
     def hidden(self, token_BT, mask_BT):
-        """Final hidden states [B, T, D] of whole rows; mask True = a token; padding on either side."""
+        """Final hidden states [B, T, D]; mask True = a token; padding on either side."""
         return self._sequence(token_BT, mask_BT)[0]
 
     def prefill(self, token_QS, mask_QS, group: int, max_new_tokens: int):

@@ -1,0 +1,85 @@
+"""Names and layouts of Hugging Face tensors against our parameters, in one table read both ways."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from flax import nnx
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # files of weights
+
+
+class Tensor(NamedTuple):
+    hf: str  # the name in the file; {} is the layer
+    path: str  # the parameter here; where `hf` has a {} it is stacked, layers first
+    inputs: int | None = None  # leading input axes of a linear map, which is [out, in] in the file
+
+
+TENSORS = (
+    Tensor("model.embed_tokens.weight", "embed"),
+    Tensor("model.layers.{}.input_layernorm.weight", "blocks.attention_norm"),
+    Tensor("model.layers.{}.self_attn.q_proj.weight", "blocks.attention.q", inputs=1),
+    Tensor("model.layers.{}.self_attn.q_proj.bias", "blocks.attention.q_bias", inputs=0),
+    Tensor("model.layers.{}.self_attn.k_proj.weight", "blocks.attention.k", inputs=1),
+    Tensor("model.layers.{}.self_attn.k_proj.bias", "blocks.attention.k_bias", inputs=0),
+    Tensor("model.layers.{}.self_attn.v_proj.weight", "blocks.attention.v", inputs=1),
+    Tensor("model.layers.{}.self_attn.v_proj.bias", "blocks.attention.v_bias", inputs=0),
+    Tensor("model.layers.{}.self_attn.o_proj.weight", "blocks.attention.o", inputs=2),
+    Tensor("model.layers.{}.post_attention_layernorm.weight", "blocks.mlp_norm"),
+    Tensor("model.layers.{}.mlp.gate_proj.weight", "blocks.mlp.gate", inputs=1),
+    Tensor("model.layers.{}.mlp.up_proj.weight", "blocks.mlp.up", inputs=1),
+    Tensor("model.layers.{}.mlp.down_proj.weight", "blocks.mlp.down", inputs=1),
+    Tensor("model.norm.weight", "final_norm"),
+    Tensor("lm_head.weight", "unembed"),
+)
+
+
+class Slot(NamedTuple):
+    """Where one tensor of a file stands: parameter `path`, its layer if stacked, and its shapes."""
+
+    path: str
+    layer: int | None
+    shape: tuple[int, ...]  # ours, without the layers axis
+    inputs: int | None
+
+    @property
+    def hf_shape(self) -> tuple[int, ...]:
+        """q [D, N, H] is [N*H, D] in the file, o [N, H, D] is [D, N*H], a bias [N, H] is [N*H]."""
+        if self.inputs is None:
+            return self.shape
+        outputs = math.prod(self.shape[self.inputs :])
+        return (outputs, math.prod(self.shape[: self.inputs])) if self.inputs else (outputs,)
+
+    def from_hf(self, array: np.ndarray) -> np.ndarray:
+        return (array.T if self.inputs else array).reshape(self.shape)
+
+    def to_hf(self, array: np.ndarray) -> np.ndarray:
+        if not self.inputs:
+            return array.reshape(self.hf_shape)
+        return np.ascontiguousarray(array.reshape(self.hf_shape[::-1]).T)
+
+
+def by_path(state) -> dict[str, nnx.Variable]:
+    """Every variable of a model's state, by its path with dots."""
+    return {".".join(path): variable for path, variable in nnx.to_flat_state(state)}
+
+
+def slots(state) -> dict[str, Slot]:
+    """Every tensor that a model with this state has in a file, by its name there.
+
+    In the file's order: the embedding, layer by layer, the final norm and the head.
+    """
+    shapes = {path: variable.get_raw_value().shape for path, variable in by_path(state).items()}
+    present = [tensor for tensor in TENSORS if tensor.path in shapes]
+    assert len(present) == len(shapes), sorted(set(shapes) - {tensor.path for tensor in present})
+    stacked = [tensor for tensor in present if "{}" in tensor.hf]
+    single = {
+        t.hf: Slot(t.path, None, shapes[t.path], t.inputs) for t in present if t not in stacked
+    }
+    layers = {
+        t.hf.format(layer): Slot(t.path, layer, shapes[t.path][1:], t.inputs)
+        for layer in range(shapes[stacked[0].path][0])
+        for t in stacked
+    }
+    embed, *tail = single
+    return {embed: single[embed], **layers, **{name: single[name] for name in tail}}

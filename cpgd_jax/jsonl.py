@@ -48,7 +48,7 @@ def encode(row: dict) -> bytes:
 def decode(line: bytes) -> dict | None:
     """None for a line that is not a JSON object."""
     try:
-        row = json.loads(line)
+        row = json.loads(line, parse_constant=lambda _: None)  # NaN of a foreign file
     except ValueError:
         return None
     return row if isinstance(row, dict) else None

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from cpgd_jax import jsonl, progress
+from cpgd_jax.errors import UserError
 from cpgd_jax.progress import Progress, table  # noqa: F401  (the trainer's one import)
 
 # Every optimiser step of reinforcement learning reports at least these.
@@ -51,9 +52,12 @@ class MetricsWriter:
     def __init__(self, workdir, tensorboard=True, resume_from=None, key="rollout"):
         """`resume_from` r: lines whose `key` is r or more are dropped first; None keeps all."""
         workdir = Path(workdir)
-        workdir.mkdir(parents=True, exist_ok=True)
-        self._metrics = jsonl.Appender(workdir / METRICS_FILE, key, resume_from)
-        self._rollouts = jsonl.Appender(workdir / ROLLOUTS_FILE, key, resume_from)
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+            self._metrics = jsonl.Appender(workdir / METRICS_FILE, key, resume_from)
+            self._rollouts = jsonl.Appender(workdir / ROLLOUTS_FILE, key, resume_from)
+        except OSError as error:
+            raise UserError(f"cannot write in {workdir}: {error.strerror}") from error
         self._events = _Events(workdir / "tensorboard") if tensorboard else None
         if self._events and resume_from is not None:
             steps = [row.get("step") for row in jsonl.read_lines(workdir / METRICS_FILE)]

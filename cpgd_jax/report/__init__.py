@@ -47,7 +47,7 @@ def collect(workdir) -> dict:
     """Everything that the template shows."""
     config, facts = _json(workdir / "config.json"), _json(workdir / FACTS_FILE)
     columns, alarms = read_columns(workdir / metrics.METRICS_FILE)
-    rollouts = list(jsonl.read_lines(workdir / metrics.ROLLOUTS_FILE))
+    pairs, recent = samples.select(jsonl.read_lines(workdir / metrics.ROLLOUTS_FILE))
     drawn = [plot.draw(chart, columns) for chart in charts.CHARTS]
     return {
         "run": workdir.resolve().name,
@@ -57,15 +57,15 @@ def collect(workdir) -> dict:
         "versions": facts.get("versions") or versions(),
         "headline": headline(columns, config, facts),
         "alarms": alarms,
-        "notes": notes(config, columns, rollouts),
+        "notes": notes(config, columns, pairs or recent),
         "charts": [c for c in drawn if c],
         "others": [plot.draw(chart, columns) for chart in charts.others(columns)],
         "plot": plot,
         "hover": lambda chart: json.dumps(
             [{k: line[k] for k in ("label", "points")} for line in chart["lines"]]
         ),
-        "pairs": samples.pairs(rollouts),
-        "recent": samples.recent(rollouts),
+        "pairs": pairs,
+        "recent": recent,
     }
 
 
@@ -103,12 +103,12 @@ def read_columns(path):
             if value is None or isinstance(value, int | float):
                 x, y = columns.setdefault(name, ([], []))
                 x.append(step)
-                y.append(np.nan if value is None else value)
+                y.append(np.nan if value is None or not np.isfinite(value) else value)
     columns = {name: (np.array(x, float), np.array(y, float)) for name, (x, y) in columns.items()}
     return columns, [(first[name], count[name]) for name in first]
 
 
-def notes(config, columns, rollouts) -> list[str]:
+def notes(config, columns, sampled) -> list[str]:
     """What the page cannot show, said instead of left blank."""
     supervised = config.get("stage") == "supervised"
     required = metrics.REQUIRED_SUPERVISED if supervised else metrics.REQUIRED_METRICS
@@ -120,6 +120,6 @@ def notes(config, columns, rollouts) -> list[str]:
         found.append("No metrics yet: the run has not finished its first step.")
     elif missing:
         found.append(f"Not recorded by this run: {', '.join(missing)}.")
-    if not rollouts:
+    if not sampled:
         found.append("No sample responses recorded.")
     return found

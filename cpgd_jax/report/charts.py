@@ -53,7 +53,7 @@ CHARTS = (
     Chart("Policy drift", "loss", (("loss/drift", "drift term"),)),
     Chart("Policy loss", "loss", (("loss/policy", "policy term"),)),
     Chart(
-        "Divergence",
+        "KL divergence",
         "nats a token",
         (("kl/old", "from the old policy"), ("kl/ref", "from the reference")),
     ),
@@ -64,7 +64,7 @@ CHARTS = (
         "A fall to 0 means that all samples are alike.",
     ),
     Chart("Gradient norm", "before clipping", (("grad_norm", "global norm"),), log=True),
-    Chart("Learning rate", "a step", (("lr", "learning rate"),)),
+    Chart("Learning rate", "step size", (("lr", "learning rate"),)),
     Chart(
         "Groups without signal",
         "% of prompts",

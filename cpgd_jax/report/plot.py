@@ -12,7 +12,7 @@ import numpy as np
 from cpgd_jax.report.charts import Chart
 
 WIDTH, HEIGHT = 440, 210
-LEFT, RIGHT, TOP, BOTTOM = 50, 432, 8, 172  # the plotting area
+LEFT, RIGHT, TOP, BOTTOM = 62, 432, 8, 172  # the plotting area
 MAX_POINTS = 400
 SMOOTH_FROM = 60  # points; shorter curves are drawn as they are
 
@@ -26,13 +26,14 @@ def draw(chart: Chart, columns: dict, x_label: str = "optimiser step") -> dict |
     if not found:
         return None
     scale = 100.0 if chart.percent else 1.0
-    lines = [(label, *thin(*columns[name], scale)) for name, label in found]
-    x_axis = Axis.over([x for _, x, _ in lines], LEFT, RIGHT, whole_numbers=True)
+    lines = [(label, columns[name][0], columns[name][1] * scale) for name, label in found]
+    end = max(1.0, *(x.max() for x, _ in columns.values()))  # one x axis for the whole page
+    x_axis = Axis(0.0, end, LEFT, RIGHT, ticks(0.0, end, whole_numbers=True))
     log = chart.log and _wide([y for _, _, y in lines])
     if chart.whole:
         y_axis = Axis(0.0, 100.0, BOTTOM, TOP, ticks(0, 100))
     else:
-        y_axis = Axis.over([y for _, _, y in lines], BOTTOM, TOP, log=log, zero=True)
+        y_axis = Axis.around([y for _, _, y in lines], BOTTOM, TOP, log)
     return {
         "title": chart.title,
         "unit": chart.unit + (", log scale" if log else ""),
@@ -40,22 +41,24 @@ def draw(chart: Chart, columns: dict, x_label: str = "optimiser step") -> dict |
         "x_label": x_label,
         "x_ticks": x_axis.labels(),
         "y_ticks": y_axis.labels(),
-        "lines": [_line(label, x, y, x_axis, y_axis) for label, x, y in lines],
+        "lines": [
+            _line(label, x, y, x_axis, y_axis, "%" if chart.percent else "")
+            for label, x, y in lines
+        ],
         "bad": sorted({round(float(x_axis(v)), 1) for _, x, y in lines for v in x[np.isnan(y)]}),
     }
 
 
-def thin(x, y, scale=1.0):
-    """At most about MAX_POINTS points: the lowest and highest of each stretch, in order."""
-    x, y = np.asarray(x, float), np.asarray(y, float) * scale
+def thin(x, y):
+    """At most about MAX_POINTS points: the lowest and highest of each stretch, and the last."""
     if len(x) <= MAX_POINTS:
         return x, y
-    keep = set()
+    keep = {len(x) - 1}
     for part in np.array_split(np.arange(len(x)), MAX_POINTS // 2):
-        values = y[part]
-        finite = part[~np.isnan(values)]
-        keep |= {finite[y[finite].argmin()], finite[y[finite].argmax()]} if len(finite) else set()
-        keep |= set(part[np.isnan(values)][:1])  # a non-finite step stays visible
+        bad = np.isnan(y[part])
+        keep |= set(part[bad][:1])  # a step that is not finite stays visible
+        if not bad.all():
+            keep |= {part[np.nanargmin(y[part])], part[np.nanargmax(y[part])]}
     keep = np.array(sorted(keep))
     return x[keep], y[keep]
 
@@ -69,18 +72,22 @@ def moving_mean(y):
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def _line(label, x, y, x_axis, y_axis) -> dict:
+def _line(label, x, y, x_axis, y_axis, suffix) -> dict:
+    smooth = ""
+    if len(x) > SMOOTH_FROM:
+        shown = np.unique(np.linspace(0, len(x) - 1, MAX_POINTS // 2).astype(int))
+        smooth = path(x_axis(x)[shown], moving_mean(y_axis(y))[shown])
+    x, y = thin(x, y)
     px, py = x_axis(x), y_axis(y)
-    known = ~np.isnan(py)
-    long = len(x) > SMOOTH_FROM
     points = [
-        [round(float(a), 1), round(float(b), 1), float(f"{c:.10g}"), short(d)]
-        for a, b, c, d in zip(px[known], py[known], x[known], y[known], strict=True)
+        [round(float(a), 1), round(float(b), 1), float(f"{c:.10g}"), short(d) + suffix]
+        for a, b, c, d in zip(px, py, x, y, strict=True)
+        if not np.isnan(d)
     ]
     return {
         "label": label,
         "path": path(px, py),
-        "smooth": path(px, moving_mean(py)) if long else "",
+        "smooth": smooth,
         "dots": [p[:2] for p in points] if len(points) <= 25 else [],
         "points": points,
         "last": points[-1][3] if points else "not finite",
@@ -108,22 +115,19 @@ class Axis(NamedTuple):
     log: bool = False
 
     @classmethod
-    def over(cls, parts, start, end, log=False, zero=False, whole_numbers=False):
+    def around(cls, parts, start, end, log):
+        """Holds every finite value; a linear axis also holds 0 and ends on its marks."""
         values = np.concatenate(parts)
         values = values[~np.isnan(values)]
         low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
         if log:
             return cls(low / 1.1, high * 1.1, start, end, log_ticks(low, high), True)
-        if zero:
-            low, high = min(low, 0.0), max(high, 0.0)
+        low, high = min(low, 0.0), max(high, 0.0)
         if low == high:
-            low, high = low - 1, high + 1
-        marks = ticks(low, high, whole_numbers)
-        if not whole_numbers:  # the y axis ends on marks
-            step = marks[1] - marks[0]
-            low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-            marks = ticks(low, high)
-        return cls(float(low), float(high), start, end, marks)
+            high = 1.0
+        step = nice_step(high - low)
+        low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+        return cls(float(low), float(high), start, end, ticks(low, high))
 
     def __call__(self, value):
         forward = np.log if self.log else np.asarray
@@ -134,11 +138,15 @@ class Axis(NamedTuple):
         return [(round(float(self(mark)), 1), short(mark)) for mark in self.marks]
 
 
+def nice_step(span) -> float:
+    """1, 2, 2.5 or 5 times a power of ten, about a fifth of the span."""
+    power = 10.0 ** math.floor(math.log10(span / 5))
+    return next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= span / 5 * 0.999)
+
+
 def ticks(low, high, whole_numbers=False) -> list[float]:
     """About five round numbers within low..high."""
-    rough = (high - low) / 5
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
+    step = nice_step(high - low)
     if whole_numbers:
         step = max(1, round(step))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

@@ -1,33 +1,34 @@
 """Sample responses for the report: matched, clipped and made safe to look at."""
 
-import unicodedata
+from collections import deque
 
 MAX_PAIRS, MAX_RECENT = 12, 12  # problems before and after; last training responses
 PARTS = ("accuracy", "format", "reward", "advantage")
 MAX_TEXT = 4000  # characters shown of one prompt or response
 
 
-def pairs(rollouts: list[dict]) -> list[dict]:
-    """Problems sampled both before and after training: {prompt, gold, before, after}, by prompt."""
-    found = {}
-    for row in rollouts:
-        kind = row.get("kind")
-        if kind in ("before", "after"):
-            pair = found.setdefault(row.get("prompt"), {"before": None, "after": None})
-            if kind == "after" or pair[kind] is None:  # the latest after, the first before
-                pair[kind] = sample(row)
-    whole = [p for p in found.values() if p["before"] and p["after"]]
-    half = [p for p in found.values() if not (p["before"] and p["after"])]
-    return [
-        {**p, **{k: (p["after"] or p["before"])[k] for k in ("prompt", "gold")}}
-        for p in (whole + half)[:MAX_PAIRS]
-    ]
+def select(rows) -> tuple[list[dict], list[dict]]:
+    """(problems sampled before and after training, last training responses, newest first).
+
+    One pass: of a problem, its first `before` and its last `after` row.
+    """
+    problems, trained = {}, deque(maxlen=MAX_RECENT)
+    for row in rows:
+        kind = row.get("kind", "train")
+        if kind == "train":
+            trained.append(row)
+        elif kind in ("before", "after"):
+            problem = problems.setdefault(str(row.get("prompt")), {"before": None, "after": None})
+            if kind == "after" or problem[kind] is None:
+                problem[kind] = row
+    whole = sorted(problems.values(), key=lambda p: None in p.values())  # stable
+    return [_pair(p) for p in whole[:MAX_PAIRS]], [sample(row) for row in reversed(trained)]
 
 
-def recent(rollouts: list[dict]) -> list[dict]:
-    """The last responses of training, newest first."""
-    trained = [row for row in rollouts if row.get("kind", "train") == "train"]
-    return [sample(row) for row in reversed(trained[-MAX_RECENT:])]
+def _pair(problem: dict) -> dict:
+    shown = {kind: row and sample(row) for kind, row in problem.items()}
+    either = shown["after"] or shown["before"]
+    return {**shown, "prompt": either["prompt"], "gold": either["gold"]}
 
 
 def sample(row: dict) -> dict:
@@ -41,6 +42,7 @@ def sample(row: dict) -> dict:
         "gold": clip(visible(row.get("gold", ""))),
         "mark": mark,
         "verdict": verdict,
+        "tone": verdict if verdict in ("right", "wrong") else "",
         "numbers": [(k, f"{value:.3g}") for k, value in numbers],
         "truncated": bool(row.get("truncated")),
     }
@@ -70,11 +72,6 @@ def visible(text) -> str:
 
 
 def _show(char: str) -> str:
-    code = ord(char)
     if char == "\n" or char.isprintable():
         return char
-    if code < 0x20 or code == 0x7F:
-        return chr(0x2400 + code) if code < 0x20 else "\u2421"
-    if unicodedata.category(char) == "Zs":
-        return char
-    return f"⟨U+{code:04X}⟩"
+    return "⇥" if char == "\t" else f"⟨U+{ord(char):04X}⟩"

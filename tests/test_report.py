@@ -1,4 +1,4 @@
-"""The page stands alone, shows untrusted text as text, and takes any run: empty, short, long, broken."""
+"""The page stands alone, shows untrusted text as text, and takes any run, also short or broken."""
 
 import json
 import re

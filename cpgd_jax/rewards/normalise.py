@@ -44,9 +44,15 @@ _TEXT_COMMANDS = (
     "|operatorname|bold|bm|pmb|emph|textup|mathtt|unit|rm"
 )
 _TEXT = re.compile(rf"\\(?:{_TEXT_COMMANDS})\*?\s*\{{([^{{}}]*)\}}")
+_UNIT_LETTERS = "mgshLNJWVAK"
 _COMMAND = re.compile(r"\\([a-zA-Z]+)\s*")
 _DELIMITER = re.compile(r"\\\\|\\[()\[\]]")
-_SPACING = re.compile(r"\\[,;:!> ]|~|(?<!\\)\$|\\\$|[€£¥₹]|\*\*|\\\*")
+_SPACING = re.compile(r"\\\\|\\[,;:!> ]|~|\\?\$|[€£¥₹]|\\\*")
+_BOLD = re.compile(r"(?<![\w)}\]])\*\*([^*]*)\*\*")
+_GROUP_SPACE = re.compile(r",\s*\\!\s*")
+_OVERESCAPED = re.compile(r"\\\\(?=[a-zA-Z])")
+_NUMBER_COMMAND = re.compile(r"\\(?:number|num|quantity)\s*\{([^{}]*)\}")
+_SPACES = {r"\\": r"\\", r"\,": "", r"\!": ""}
 _DEGREE = re.compile(
     r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z])|\\degree(?![a-zA-Z])|\{\s*\\degree\s*\})"
 )
@@ -74,7 +80,13 @@ def _from_unicode(text: str) -> str:
 def _text_command(match: re.Match) -> str:
     r"""`\text{...}`: single letters, numbers and symbols leave text mode, words stay marked."""
     inner = " ".join(match.group(1).split())
-    if sum(c.isalpha() for c in inner) <= 1 or "\\" in inner:
+    letters = sum(c.isalpha() for c in inner)
+    after_number = match.string[: match.start()].rstrip(" {}")[-1:].isdigit()
+    if (
+        letters == 0
+        or "\\" in inner
+        or (letters == 1 and not (after_number and inner in _UNIT_LETTERS))
+    ):
         return " " + inner + " "
     return rf"\text{{{inner}}}"
 
@@ -97,7 +109,10 @@ def normalise(text: str) -> str:
     text = _from_unicode(text)
     text = _DELIMITER.sub(lambda m: m.group() if m.group() == r"\\" else " ", text)
     text = text.replace("{,}", ",").replace(r"\%", "%")
-    text = _SPACING.sub(lambda m: "" if m.group() in (r"\,", r"\!") else " ", text)
+    text = _GROUP_SPACE.sub(",", _NUMBER_COMMAND.sub(r"{\1}", text))
+    text = text if r"\begin" in text else _OVERESCAPED.sub(r"\\", text)
+    text = _BOLD.sub(r" \1 ", text)
+    text = _SPACING.sub(lambda m: _SPACES.get(m.group(), " "), text)
     text = _TEXT.sub(_text_command, text)
     text = _COMMAND.sub(_command, text)
     text = _DEGREE.sub(r"\\degree ", text)

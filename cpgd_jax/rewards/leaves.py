@@ -1,0 +1,109 @@
+r"""Single values: numbers with their units, formulas, words."""
+
+import re
+
+from cpgd_jax.rewards import evaluate, expression, numbers, symbolic
+from cpgd_jax.rewards.normalise import strip_ends, tokens
+
+_UNITS = (
+    "cm|mm|km|dm|nm|kg|mg|ml|mL|Hz|kHz|mph|ft|feet|foot|inches|inch|in|yards|yard|miles|mile|meters|meter|metres"
+    "|metre|centimeters|kilometers|seconds|second|sec|minutes|minute|min|hours|hour|hr|days|day|weeks|week|years"
+    "|year|degrees|degree|dollars|dollar|cents|cent|grams|gram|pounds|liters|litres|units|unit|people|percent"
+    "|squareunits|squareinches|radians"
+)
+_POWER = r"(?:\s*\^\s*\{?\s*([23])\s*\}?)?"
+_UNIT = re.compile(
+    rf"(?:\\text\{{\s*([^{{}}0-9]+?)\s*\}}|(?<![a-zA-Z\\])\{{?\b({_UNITS})\b\}}?){_POWER}\s*$"
+    rf"|(\\degree|%)\s*$|([\u4e00-\u9fff]+){_POWER}\s*$"
+)
+_STUCK_UNIT = re.compile(rf"(?<=[0-9}}])({_UNITS}){_POWER}\s*$")
+_SAME_UNIT = {
+    "degrees": "degree", r"\degree": "degree", "度": "degree", "inches": "inch", "in": "inch", "feet": "foot",
+    "ft": "foot", "meters": "m", "meter": "m", "metres": "m", "metre": "m", "米": "m", "centimeters": "cm",
+    "厘米": "cm", "千米": "km", "kilometers": "km", "毫米": "mm", "分米": "dm", "seconds": "s", "second": "s", "sec": "s",
+    "秒": "s", "minutes": "min", "minute": "min", "分钟": "min", "hours": "h", "hour": "h", "hr": "h", "小时": "h",
+    "grams": "g", "gram": "g", "克": "g", "千克": "kg", "percent": "%", "平方厘米": "cm^2", "平方米": "m^2",
+    "立方厘米": "cm^3", "立方米": "m^3",
+}  # fmt: skip
+_NEGATIONS = re.compile(
+    r"\b(?:not|no|never|isn't|wrong|false|except|or|unless)\b|不|非|错", re.IGNORECASE
+)
+_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_CALCULUS = re.compile(r"\\(?:int|sum|prod|lim|det|gcd|max|min|iint|oint)(?![a-zA-Z])")
+
+
+def unit_of(text: str) -> tuple[str, str]:
+    r"""A value and its unit ("" = none): `5\text{ cm}^2` gives ("5", "cm^2")."""
+    match = _UNIT.search(text) or _STUCK_UNIT.search(text)
+    if not match or not text[: match.start()].strip():
+        return text, ""
+    groups = [part for part in match.groups() if part]
+    name = groups[0].lower() if len(groups[0]) > 2 else groups[0]
+    power = groups[1] if len(groups) > 1 else ""
+    if name.startswith(("square ", "sq ")):
+        name, power = name.split(" ", 1)[1], "2"
+    if name.startswith("cubic "):
+        name, power = name[6:], "3"
+    name = _SAME_UNIT.get(name, name.rstrip("s") if len(name) > 3 else name)
+    return text[: match.start()].strip(), f"{name}^{power}" if power else name
+
+
+def same_leaf(a: str, g: str) -> bool:
+    """Two single values are the same; a unit may be left out, never exchanged."""
+    if same_words(a, g):
+        return True
+    (a_body, a_unit), (g_body, g_unit) = unit_of(a), unit_of(g)
+    if a_unit == g_unit:
+        return same_value(a_body, g_body)
+    if a_unit and g_unit and "%" not in (a_unit, g_unit):
+        return False
+    if "%" in (a_unit, g_unit):
+        return same_value(a, g) or (not (a_unit and g_unit) and same_value(a_body, g_body))
+    if _NEGATIONS.search(a_unit):
+        return False
+    return same_value(a_body, g_body) or ("degree" in (a_unit, g_unit) and same_value(a, g))
+
+
+def same_words(a: str, g: str) -> bool:
+    """The same text but for case, blanks and text mode."""
+    if r"\text" not in a + g and (a + g).isascii():
+        return False
+    left, right = (re.sub(r"\\text|[{}\s]", "", text).casefold() for text in (a, g))
+    return left == right != ""
+
+
+def same_value(a: str, g: str) -> bool:
+    """Two texts without units have the same value. Raises evaluate.TooLarge."""
+    a, g = (strip_ends(text).removeprefix("+") for text in (a, g))
+    if not a or not g:
+        return False
+    if tokens(a) == tokens(g):
+        return True
+    left, right = numbers.read(a), numbers.read(g)
+    if left is not None and right is not None:
+        return numbers.equal(left, right)
+    try:
+        return evaluate.equal(_parse(a), _parse(g))
+    except expression.Unreadable:
+        if _CALCULUS.search(a + g):
+            return symbolic.same(a, g)
+        return False
+
+
+def same_ratio(a: list[str], g: list[str]) -> bool:
+    """1:2 and 2:4."""
+    if len(a) != len(g):
+        return False
+    try:
+        left, right = [_parse(part) for part in a], [_parse(part) for part in g]
+    except expression.Unreadable:
+        return False
+    return all(
+        evaluate.equal(("mul", left[0], y), ("mul", right[0], x))
+        for x, y in zip(left[1:], right[1:], strict=True)
+    )
+
+
+def _parse(text: str) -> tuple:
+    """The formula of a text, its thousands separators taken out."""
+    return expression.parse(_GROUPS.sub(lambda match: match.group().replace(",", ""), text))

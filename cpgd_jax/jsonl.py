@@ -63,7 +63,8 @@ def read_lines(path):
 
 
 def drop_lines(path, key, first):
-    """Drops a torn last line and rows whose `key` is `first` or more (None: none), atomically."""
+    """Atomically drops a torn last line and, unless `first` is None, what a run resumed there will
+    write again: rows whose `key` is `first` or more, and of kind `after`."""
     path = Path(path)
     if not path.exists():
         return
@@ -81,5 +82,8 @@ def _kept(line: bytes, key, first) -> bool:
     row = decode(line)
     if row is None:
         return line.endswith(b"\n")  # without its newline it is the torn last line
+    if first is None:
+        return True
     position = row.get(key)
-    return first is None or not isinstance(position, int | float) or position < first
+    ended = row.get("kind") == "after"  # the resumed run comes to its own end
+    return not ended and not (isinstance(position, int | float) and position >= first)

@@ -50,7 +50,8 @@ class MetricsWriter:
     """Appends to DIR/metrics.jsonl, DIR/rollouts.jsonl and, if asked, DIR/tensorboard/."""
 
     def __init__(self, workdir, tensorboard=True, resume_from=None, key="rollout"):
-        """`resume_from` r: lines whose `key` is r or more are dropped first; None keeps all."""
+        """`resume_from` r: lines whose `key` is r or more, or kind `after`, are dropped first;
+        None keeps all."""
         workdir = Path(workdir)
         try:
             workdir.mkdir(parents=True, exist_ok=True)

@@ -93,6 +93,7 @@ def test_a_supervised_run_resumes_by_step(tmp_path):
     with writer(tmp_path) as w:
         for step in range(1, 6):
             w.write({"step": step})
+        w.write({"step": 3, "kind": "after"})  # the end of a run that now goes on
     with writer(tmp_path, resume_from=4, key="step"):
         pass
     assert [r["step"] for r in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]

@@ -25,7 +25,8 @@ def make_run(path, steps=5, rollouts=True, **config):
         w.write({"step": 0, "rollout": -1, "eval/greedy_accuracy": 0.41, "eval/mean_accuracy": 0.3})
         for step in range(1, steps + 1):
             w.write({k: 0.1 * step for k in metrics.REQUIRED_METRICS} | {"step": step})
-        w.write({"step": steps, "eval/greedy_accuracy": 0.925, "eval/mean_accuracy": 0.8})
+        last = {"eval/greedy_accuracy": 0.925, "eval/mean_accuracy": 0.8, "eval/problems": 256}
+        w.write({"step": steps, "eval/mean_accuracy_sem": 0.0123, "eval/samples": 8} | last)
         if rollouts:
             w.write_rollouts([row("before", 0), row("train", 1), row("after", 1)])
     return path
@@ -63,16 +64,12 @@ class Page(HTMLParser):
 
 def test_a_run_shows_headline_curves_and_samples(tmp_path):
     write_facts(make_run(tmp_path), parameters=2_345_678, devices="1 CPU")
+    (tmp_path / "summary.json").write_text('{"seconds": 247.3}')
     page = Page(write_report(tmp_path))
     words = " ".join(page.text.split())
-    for part in (
-        "CPGD",
-        "2.346M parameters",
-        "41.0% → 92.5%",
-        "+51.5 points",
-        "mean of 4",
-        "1 CPU",
-    ):
+    for part in ("CPGD", "2.346M parameters", "1 CPU", "in 4:07", "41.0% → 92.5%", "30.0% → 80.0%"):
+        assert part in words, part
+    for part in ("+51.5 points, of 256 problems", "mean of 8 samples", "± 1.2 standard error"):
         assert part in words, part
     drawn = [a["aria-label"] for tag, a in page.tags if tag == "svg"]
     wanted = [c.title for c in charts.CHARTS if c.title != "Supervised loss"]

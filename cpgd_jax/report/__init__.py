@@ -1,6 +1,6 @@
 """report.html of a run: one self-contained page, made from the files in its workdir.
 
-Reads config.json, run.json (facts of the run; optional), metrics.jsonl and rollouts.jsonl.
+Reads metrics.jsonl and, where they exist, rollouts.jsonl, config.json, run.json and summary.json.
 Model output is untrusted: the template escapes everything and refers to nothing outside itself.
 """
 
@@ -17,6 +17,7 @@ from cpgd_jax.errors import UserError
 from cpgd_jax.report import charts, plot, samples
 from cpgd_jax.report.facts import (
     FACTS_FILE,
+    SUMMARY_FILE,
     algorithm_name,
     flat,
     headline,
@@ -55,7 +56,7 @@ def collect(workdir) -> dict:
         "facts": run_facts(config, facts),
         "config": flat(config),
         "versions": facts.get("versions") or versions(),
-        "headline": headline(columns, config, facts),
+        "headline": headline(columns, config, _json(workdir / SUMMARY_FILE)),
         "alarms": alarms,
         "notes": notes(config, columns, pairs or recent),
         "charts": [c for c in drawn if c],

@@ -95,4 +95,5 @@ CHARTS = (
 def others(columns: dict) -> list[Chart]:
     """One chart for each metric that no chart above draws."""
     drawn = {name for chart in CHARTS for name, _ in chart.series} | {"step", "rollout"}
+    drawn |= {"eval/problems", "eval/samples"}  # constants, told in the headline
     return [Chart(name, "", ((name, name),)) for name in sorted(columns.keys() - drawn)]

@@ -9,12 +9,12 @@ import numpy as np
 from cpgd_jax.progress import clock_face
 from cpgd_jax.report import plot
 
-FACTS_FILE = "run.json"
+FACTS_FILE, SUMMARY_FILE = "run.json", "summary.json"
 PACKAGES = ("cpgd_jax", "jax", "flax", "optax", "orbax-checkpoint", "numpy", "transformers")
 
 
 def write_facts(workdir, **facts):
-    """Writes run.json: parameters (a count), seconds, devices… and the installed versions."""
+    """Writes run.json: parameters (a count), devices… and the installed versions."""
     facts["versions"] = versions()
     (Path(workdir) / FACTS_FILE).write_text(json.dumps(facts, indent=2, default=str) + "\n")
 
@@ -24,27 +24,39 @@ def algorithm_name(config) -> str:
     return "Supervised" if supervised else str(config.get("algorithm", "Run")).upper()
 
 
-def headline(columns, config, facts) -> list[dict]:
+def headline(columns, config, summary) -> list[dict]:
     """The big numbers: held-out accuracy first -> last, and what it took."""
-    k = flat(config).get("eval.samples", "k")
+    k = _last(columns, "eval/samples", flat(config).get("eval.samples", "k"))
+    problems = _last(columns, "eval/problems", "")
+    of = f"of {problems} problems" if problems else ""
+    error = _known(columns, "eval/mean_accuracy_sem")
+    of_mean = f"± {100 * error[-1]:.1f} standard error" if len(error) else ""
     tiles = [
-        _gain("Held-out accuracy, greedy", _known(columns, "eval/greedy_accuracy")),
-        _gain(f"Held-out accuracy, mean of {k} samples", _known(columns, "eval/mean_accuracy")),
+        _gain("Held-out accuracy, greedy", _known(columns, "eval/greedy_accuracy"), of),
+        _gain(f"Held-out, mean of {k} samples", _known(columns, "eval/mean_accuracy"), of_mean),
     ]
     steps = int(max((x.max() for x, _ in columns.values()), default=0))
-    seconds = facts.get("seconds")
-    sub = f"in {clock_face(seconds)}" if isinstance(seconds, int | float) else ""
-    tiles.append({"label": "Optimiser steps", "before": "", "value": f"{steps:,}", "sub": sub})
+    seconds = summary.get("seconds")
+    took = f"in {clock_face(seconds)}" if isinstance(seconds, int | float) else ""
+    tiles.append({"label": "Optimiser steps", "before": "", "value": f"{steps:,}", "sub": took})
     return [tile for tile in tiles if tile]
 
 
-def _gain(label, y) -> dict | None:
+def _gain(label, y, remark) -> dict | None:
     if not len(y):
         return None
-    if len(y) == 1:
-        return {"label": label, "before": "", "value": f"{y[0]:.1%}", "sub": "measured once"}
-    gain = f"{100 * (y[-1] - y[0]):+.1f} points"
-    return {"label": label, "before": f"{y[0]:.1%}", "value": f"{y[-1]:.1%}", "sub": gain}
+    gain = f"{100 * (y[-1] - y[0]):+.1f} points" if len(y) > 1 else "measured once"
+    return {
+        "label": label,
+        "before": f"{y[0]:.1%}" if len(y) > 1 else "",
+        "value": f"{y[-1]:.1%}",
+        "sub": ", ".join(filter(None, (gain, remark))),
+    }
+
+
+def _last(columns, name, default):
+    y = _known(columns, name)
+    return f"{y[-1]:.0f}" if len(y) else default
 
 
 def _known(columns, name):
@@ -67,11 +79,7 @@ def run_facts(config, facts) -> list[tuple[str, str]]:
         "Data": c.get("data.source"),
         "A rollout": batch if "rollout.prompts" in c and c.get("stage") != "supervised" else None,
         "Learning rate": c.get("optim.lr"),
-        **{
-            k.capitalize(): v
-            for k, v in facts.items()
-            if k not in ("parameters", "versions", "seconds")
-        },
+        **{k.capitalize(): v for k, v in facts.items() if k not in ("parameters", "versions")},
     }
     return [(k, str(v)) for k, v in rows.items() if v not in (None, "")]
 

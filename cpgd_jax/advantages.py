@@ -96,7 +96,7 @@ def clip_filter_weight(signal_Q, largest):
 def overlong_penalty(length, cap, buffer=None, penalty=1.0):
     """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), to be added to the reward.
 
-    0 up to `cap - buffer` tokens, then linearly down to `-penalty` at `cap`; float32, in the shape of
+    0 up to `cap - buffer` tokens, then linearly down to `-penalty` at `cap`; float32, shaped like
     `length` (tokens). `buffer` 0 is off; None is a fifth of the cap, DAPO's 4096 of 20480.
     """
     buffer = cap // 5 if buffer is None else buffer

@@ -74,14 +74,19 @@ def policy_loss(
         terms["loss/entropy"] = -row.entropy_coef * _needed(
             row, "entropy_coef", entropy, "entropy_BT"
         )
-    sums = {term: (weight_BT * value).sum() for term, value in terms.items()}
-
-    metrics = {"loss/drift": masked.Sum(jnp.zeros(()))}
-    metrics |= {term: masked.Sum(value) for term, value in sums.items()}
-    metrics |= _ratio_metrics(row, d, A, low, high, mask_BT)
+    means = _token_means(row, jax.lax.stop_gradient(d), A, low, high)
     if entropy is not None:
-        metrics["entropy"] = masked.mean(entropy, mask_BT)
-    return sum(sums.values()), jax.lax.stop_gradient(metrics)
+        means["entropy"] = entropy
+    weighted = {term: weight_BT * value for term, value in terms.items()}
+    total, largest = masked.totals(weighted | means, masked.fill(d, mask_BT, -jnp.inf))
+    loss = sum(total[term] for term in terms)
+
+    count = mask_BT.sum(dtype=jnp.float32)
+    metrics = {"loss/drift": masked.Sum(jnp.zeros(()))}
+    metrics |= {term: masked.Sum(total[term]) for term in terms}
+    metrics |= {name: masked.Mean(total[name], count) for name in means}
+    metrics["ratio/max"] = masked.Max(ratio(largest))
+    return loss, jax.lax.stop_gradient(metrics)
 
 
 def _prepare(mask_BT, *arrays):
@@ -115,18 +120,16 @@ def _weighted_advantage(row, advantage, mask_BT, old, sampler, epoch):
     return jax.lax.stop_gradient(A)
 
 
-def _ratio_metrics(row, d, A, low, high, mask_BT):
-    d = jax.lax.stop_gradient(d)
+def _token_means(row, d, A, low, high):
+    """Metrics that are means over tokens; masked slots have d = A = 0 and so add 0."""
     if row.objective in CLIPPED:
         under, over = (A < 0) & (d < jnp.log1p(-low)), (A > 0) & (d > jnp.log1p(high))
     else:
-        under = over = jnp.zeros_like(mask_BT)
-    largest = masked.maximum(d, mask_BT, empty=-jnp.inf).value
+        under = over = jnp.zeros(d.shape, bool)
     return {
-        "kl/old": masked.mean(kl.ratio_minus_1(d) - d, mask_BT),
-        "ratio/max": masked.Max(ratio(largest)),
-        "ratio/clip_frac_low": masked.mean(under.astype(jnp.float32), mask_BT),
-        "ratio/clip_frac_high": masked.mean(over.astype(jnp.float32), mask_BT),
+        "kl/old": kl.ratio_minus_1(d) - d,
+        "ratio/clip_frac_low": under.astype(jnp.float32),
+        "ratio/clip_frac_high": over.astype(jnp.float32),
     }
 
 

@@ -6,6 +6,7 @@ A response without an unmasked token is in neither numerator nor denominator; al
 """
 
 import chex
+import jax
 import jax.numpy as jnp
 
 from cpgd_jax.errors import UserError
@@ -26,21 +27,17 @@ def token_weights(aggregation, mask_BT, group_B, max_response_len=None):
         raise UserError(f"aggregation = {aggregation!r}: pick one of {', '.join(AGGREGATIONS)}")
     if aggregation == "constant_length" and not max_response_len:
         raise UserError("aggregation = 'constant_length' needs max_response_len")
-    length_B = mask_BT.sum(axis=1, dtype=jnp.int32)
-    denominator_B = AGGREGATIONS[aggregation](length_B, jnp.asarray(group_B), max_response_len)
-    weight_B = 1.0 / jnp.maximum(denominator_B.astype(jnp.float32), 1.0)
+    length_B = mask_BT.sum(axis=1, dtype=jnp.float32)
+    denominator_B = AGGREGATIONS[aggregation](length_B, group_B, max_response_len)
+    weight_B = 1.0 / jnp.maximum(denominator_B, 1.0)
     return jnp.where(mask_BT, weight_B[:, None], 0.0)
 
 
 def _prompt_token_mean(length_B, group_B, _):
     """Token mean within each prompt's group, then prompts (arXiv 2505.12504, equation 2)."""
-    same_BB = group_B[:, None] == group_B[None, :]
-    tokens_B = jnp.where(same_BB, length_B[None, :], 0).sum(axis=1)
-    # A group is counted at the first of its rows that has a token.
-    has_token_B = length_B > 0
-    earlier_BB = jnp.tril(same_BB & has_token_B[None, :], k=-1)
-    prompts = (has_token_B & ~earlier_BB.any(axis=1)).sum()
-    return tokens_B.astype(jnp.float32) * prompts
+    _, prompt_B = jnp.unique(group_B, return_inverse=True, size=group_B.size)
+    tokens_Q = jax.ops.segment_sum(length_B, prompt_B, num_segments=group_B.size)
+    return tokens_Q[prompt_B] * (tokens_Q > 0).sum(dtype=jnp.float32)
 
 
 def _token_mean(length_B, group_B, _):
@@ -48,7 +45,7 @@ def _token_mean(length_B, group_B, _):
 
 
 def _seq_mean_token_mean(length_B, group_B, _):
-    return length_B.astype(jnp.float32) * _responses(length_B)
+    return length_B * _responses(length_B)
 
 
 def _seq_mean_token_sum(length_B, group_B, _):

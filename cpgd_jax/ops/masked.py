@@ -43,6 +43,32 @@ def maximum(x, mask, empty=0.0) -> Max:
     return Max(jnp.where(mask.any(), value, empty).astype(jnp.float32))
 
 
+@jax.custom_jvp
+def totals(sums: dict, largest_BT):
+    """Sum of each [B, T] array, and the maximum of one more, in a single pass over the tokens.
+
+    One reduction of many operands instead of many reductions: a loss and its metrics are bound by
+    memory. The caller fills masked slots. The maximum carries no gradient.
+    """
+    arrays = [*sums.values(), largest_BT]
+    starts = [jnp.zeros((), x.dtype) for x in sums.values()]
+    starts.append(jnp.array(-jnp.inf, largest_BT.dtype))
+    # Over T only: rows then stay where the mesh has put them.
+    *rows, largest_B = jax.lax.reduce(arrays, starts, _add_and_maximum, (1,))
+    return {k: x.sum() for k, x in zip(sums, rows, strict=True)}, largest_B.max()
+
+
+@totals.defjvp
+def _totals_jvp(primals, tangents):
+    out = totals(*primals)
+    return out, (jax.tree.map(jnp.sum, tangents[0]), jnp.zeros_like(out[1]))
+
+
+def _add_and_maximum(a, b):
+    added = [x + y for x, y in zip(a[:-1], b[:-1], strict=True)]
+    return [*added, jnp.maximum(a[-1], b[-1])]
+
+
 def merge(a: dict, b: dict) -> dict:
     """Metrics of two disjoint parts of one batch -> metrics of the batch."""
     if a.keys() != b.keys():

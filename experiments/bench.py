@@ -1,0 +1,90 @@
+"""Benchmarks, one JSON line each: `python -m experiments.bench loss`.
+
+A ratio compares with a simpler program of the same inputs, timed in turn in the same run.
+"""
+
+import functools
+import json
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+from cpgd_jax.losses.policy import policy_loss
+from cpgd_jax.ops import masked
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("algorithm", "cpgd", "loss: a row of ALGORITHMS")
+flags.DEFINE_integer("batch", 1024, "responses (B)")
+flags.DEFINE_integer("length", 4096, "tokens of a response (T)")
+flags.DEFINE_integer("repeats", 15, "timed calls of each program; the median counts")
+
+
+def loss() -> dict:
+    """policy_loss with gradient against the masked mean of exp(logp - old) with gradient."""
+    batch = _loss_batch(FLAGS.batch, FLAGS.length)
+
+    def ours(logp_BT, batch):
+        return policy_loss(FLAGS.algorithm, logp_BT=logp_BT, **batch)
+
+    def peer(logp_BT, batch):
+        ratio = masked.mean(jnp.exp(logp_BT - batch["old_logp_BT"]), batch["mask_BT"])
+        return ratio.sum / ratio.count
+
+    programs = {
+        "policy_loss": jax.jit(jax.value_and_grad(ours, has_aux=True)),
+        "masked_mean_exp": jax.jit(jax.value_and_grad(peer)),
+    }
+    logp_BT = batch.pop("logp_BT")
+    seconds = time_in_turn(
+        {name: functools.partial(f, logp_BT, batch) for name, f in programs.items()}, FLAGS.repeats
+    )
+    return {
+        "name": f"loss/{FLAGS.algorithm}",
+        "seconds": seconds["policy_loss"],
+        "ratio": {"masked_mean_exp": seconds["policy_loss"] / seconds["masked_mean_exp"]},
+        "shape": [FLAGS.batch, FLAGS.length],
+    }
+
+
+def _loss_batch(B, T):
+    rng = np.random.default_rng(0)
+    length_B = rng.integers(1, T + 1, B)
+    old_BT = rng.normal(-1.0, 0.5, (B, T)).astype(np.float32)
+    batch = {
+        "logp_BT": old_BT + rng.normal(0.0, 0.1, (B, T)).astype(np.float32),
+        "old_logp_BT": old_BT,
+        "advantage_B": rng.normal(size=B).astype(np.float32),
+        "mask_BT": np.arange(T) < length_B[:, None],
+        "group_B": np.arange(B) // 8,
+    }
+    return jax.tree.map(jnp.asarray, batch)
+
+
+def time_in_turn(programs, repeats) -> dict[str, float]:
+    """Median seconds of each program; they run in turn, so that a busy machine slows all alike."""
+    for program in programs.values():
+        jax.block_until_ready(program())
+    seconds = {name: [] for name in programs}
+    for _ in range(repeats):
+        for name, program in programs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(program())
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+BENCHMARKS = {"loss": loss}
+
+
+def main(argv):
+    if len(argv) != 2 or argv[1] not in BENCHMARKS:
+        raise app.UsageError(f"name one benchmark: {', '.join(BENCHMARKS)}")
+    print(json.dumps(BENCHMARKS[argv[1]]()))
+
+
+if __name__ == "__main__":
+    app.run(main)

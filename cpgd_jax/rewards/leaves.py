@@ -29,6 +29,7 @@ _NEGATIONS = re.compile(
     r"\b(?:not|no|never|isn't|wrong|false|except|or|unless)\b|不|非|错", re.IGNORECASE
 )
 _GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_LABELS = re.compile(r"(?:\(\d\)\s*){2,}")  # (1)(3): numbered statements, no product
 _CALCULUS = re.compile(r"\\(?:int|sum|prod|lim|det|gcd|max|min|iint|oint)(?![a-zA-Z])")
 
 
@@ -79,6 +80,8 @@ def same_value(a: str, g: str) -> bool:
         return False
     if tokens(a) == tokens(g):
         return True
+    if _LABELS.fullmatch(a) or _LABELS.fullmatch(g):
+        return False
     left, right = numbers.read(a), numbers.read(g)
     if left is not None and right is not None:
         return numbers.equal(left, right)

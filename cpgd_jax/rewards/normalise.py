@@ -33,7 +33,7 @@ _RENAMED = {
     "arctg": r"\arctan", "tg": r"\tan", "ctg": r"\cot", "varepsilon": r"\epsilon", "varphi": r"\phi",
     "langle": r"\langle", "colon": ":", "percent": "%", "euro": "", "pounds": "", "land": r"\text{and}",
     "lor": r"\text{or}", "vee": r"\text{or}", "wedge": r"\text{and}", "lnot": r"\neg", "times": r"\times",
-    "ldots": r"\dots", "cdots": r"\dots", "prime": "'", "circ": r"\circ", "degree": r"\degree",
+    "ldots": r"\dots", "cdots": r"\dots", "prime": "'", "overrightarrow": r"\vec", "circ": r"\circ", "degree": r"\degree",
 }  # fmt: skip
 _DROPPED = frozenset(
     "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr displaystyle textstyle scriptstyle limits "
@@ -44,6 +44,9 @@ _TEXT_COMMANDS = (
     "|operatorname|bold|bm|pmb|emph|textup|mathtt|unit|rm"
 )
 _TEXT = re.compile(rf"\\(?:{_TEXT_COMMANDS})\*?\s*\{{([^{{}}]*)\}}")
+_NUMBER_FIRST = re.compile(r"([+-]?\d[\d.,/]*(?=\s))?\s*(.*)", re.DOTALL)
+_POWER_THEN_INDEX = re.compile(r"\^\s*(\{[^{}]*\}|\w)\s*_\s*(\{[^{}]*\}|\w)")
+_LEADING_SIGN = re.compile(r"^(?:=|\\approx|\\Rightarrow|\\therefore|∴)\s*(?=\S)")
 _UNIT_LETTERS = "mgshLNJWVAK"
 _COMMAND = re.compile(r"\\([a-zA-Z]+)\s*")
 _DELIMITER = re.compile(r"\\\\|\\[()\[\]]")
@@ -81,20 +84,24 @@ def _text_command(match: re.Match) -> str:
     r"""`\text{...}`: single letters, numbers and symbols leave text mode, words stay marked."""
     inner = " ".join(match.group(1).split())
     letters = sum(c.isalpha() for c in inner)
-    after_number = match.string[: match.start()].rstrip(" {}")[-1:].isdigit()
-    if (
-        letters == 0
-        or "\\" in inner
-        or (letters == 1 and not (after_number and inner in _UNIT_LETTERS))
-    ):
-        return " " + inner + " "
-    return rf"\text{{{inner}}}"
+    if letters == 0 or "\\" in inner:
+        return f" {inner} "
+    if letters == 1 and not (inner in _UNIT_LETTERS and _after_number(match)):
+        return f" {inner} "
+    number, words = _NUMBER_FIRST.fullmatch(inner).groups()
+    return rf"{number or ''}\text{{{words}}}"
+
+
+def _after_number(match: re.Match) -> bool:
+    return match.string[: match.start()].rstrip(" {}")[-1:].isdigit()
 
 
 def _command(match: re.Match) -> str:
     name = match.group(1)
     if name in _DROPPED:
         return " "
+    if name in ("text", "begin", "end"):
+        return "\\" + name
     return _RENAMED.get(name, "\\" + name) + " "
 
 
@@ -118,7 +125,8 @@ def normalise(text: str) -> str:
     text = _DEGREE.sub(r"\\degree ", text)
     text = _SHORT_FRAC.sub(_short_frac, text)
     text = _SHORT_ROOT.sub(lambda m: rf"\sqrt{m.group(1) or ''}{{{m.group(2)}}}", text)
-    return strip_ends(" ".join(text.split()))
+    text = _POWER_THEN_INDEX.sub(r"_\2^\1", text)
+    return _LEADING_SIGN.sub("", strip_ends(" ".join(text.split())))
 
 
 def strip_ends(text: str) -> str:

@@ -28,6 +28,8 @@ class Number:
 
 def read(text: str) -> Number | None:
     """The number that a normalised text is, or None. Never more than MAX_DIGITS digits."""
+    if re.search(r",\s", text):  # a list, not a thousands separator
+        return None
     text = _BLANKS.sub("", text)
     if len(text) > MAX_DIGITS or not any(c.isdigit() for c in text):
         return None

@@ -11,9 +11,9 @@ _OPERATORS = frozenset(
     ["=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\equiv", r"\approx", r"\sim", r"\cong"]
 )
 _FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne"}
-_VARIABLE = r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\{[^{}]*\}|\w|\\[a-z]+))?'*"
+_VARIABLE = r"(?:[A-Za-z]|\\(?!frac|sqrt|text|pm|mp)[A-Za-z]+)(?:_(?:\{[^{}]*\}|\w|\\[a-z]+))?'*"
 _NAME = re.compile(
-    rf"(?:\\(?:angle|triangle|cos|sin|tan|vec|overline|overrightarrow|hat)\s*)*\{{?"
+    rf"(?:\\(?:angle|triangle|Delta|cos|sin|tan|vec|overline|overrightarrow|hat)\s*)*\{{?"
     rf"(?:{_VARIABLE}(?:\s*\([^()=]*\))?|[A-Z]{{1,4}}|\|[A-Z]{{1,3}}\||\\text\{{[^{{}}]*\}}"
     rf"|\(\s*{_VARIABLE}(?:\s*,\s*{_VARIABLE})*\s*\))\}}?"
 )  # fmt: skip
@@ -30,7 +30,7 @@ def split_sides(text: str) -> tuple[list[str], list[str]]:
     for side in sides[:-1]:
         rest = rest[rest.index(side) + len(side) :].lstrip()
         sign = next(op for op in sorted(_OPERATORS, key=len, reverse=True) if rest.startswith(op))
-        signs.append(sign)
+        signs.append("=" if sign == r"\approx" else sign)
         rest = rest[len(sign) :]
     return signs, sides
 

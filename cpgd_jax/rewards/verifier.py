@@ -5,7 +5,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from cpgd_jax.rewards import answers, equality, rules
@@ -87,18 +87,22 @@ class Verifier:
             timed_out=reply.timed_out,
         )
 
-    def score_batch(
+    def stream(
         self, responses: Sequence[str], golds: Sequence[str], **options
-    ) -> list[rules.Score]:
+    ) -> Iterator[rules.Score]:
         """`score` of each pair, in order, as many at a time as there are workers."""
         if len(responses) != len(golds):
             raise ValueError(f"{len(responses)} responses but {len(golds)} golds")
         with ThreadPoolExecutor(len(self._workers)) as threads:
-            return list(
-                threads.map(
-                    lambda pair: self.score(*pair, **options), zip(responses, golds, strict=True)
-                )
+            yield from threads.map(
+                lambda response, gold: self.score(response, gold, **options), responses, golds
             )
+
+    def score_batch(
+        self, responses: Sequence[str], golds: Sequence[str], **options
+    ) -> list[rules.Score]:
+        """`stream` as a list."""
+        return list(self.stream(responses, golds, **options))
 
     def _ask(self, answer: str, gold: str, timeout_s: float) -> tuple[Reply, float]:
         """A worker's reply and the seconds it took, without waiting and start-up."""

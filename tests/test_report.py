@@ -69,10 +69,15 @@ def test_a_run_shows_headline_curves_and_samples(tmp_path):
     words = " ".join(page.text.split())
     for part in ("CPGD", "2.346M parameters", "1 CPU", "in 4:07", "41.0% → 92.5%", "30.0% → 80.0%"):
         assert part in words, part
-    for part in ("+51.5 points, of 256 problems", "mean of 8 samples", "± 1.2 standard error"):
+    for part in (
+        "+51.5 points, of 256 problems",
+        "mean of 8 samples",
+        "standard error 1.2",
+    ):
         assert part in words, part
     drawn = [a["aria-label"] for tag, a in page.tags if tag == "svg"]
-    wanted = [c.title for c in charts.CHARTS if c.title != "Supervised loss"]
+    without = ("Supervised loss", "Held-out format", "Held-out length")
+    wanted = [c.title for c in charts.CHARTS if c.title not in without]
     assert [label.split(",")[0] for label in drawn] == wanted
     assert "✗ wrong" in words and "✓ right" in words and "advantage 0.5" in words
     assert "Not recorded" not in words and "Warnings" not in words

@@ -86,7 +86,18 @@ CHARTS = (
     Chart(
         "Time",
         "seconds",
-        (("time/rollout_s", "a rollout"), ("time/train_s", "its training")),
+        (("time/rollout_s", "a rollout"), ("time/train_s", "an optimiser step")),
+    ),
+    Chart(
+        "Held-out format",
+        "% of responses",
+        (("eval/greedy_format", "greedy"), ("eval/mean_format", "mean of samples")),
+        percent=True,
+    ),
+    Chart(
+        "Held-out length",
+        "tokens",
+        (("eval/greedy_length", "greedy"), ("eval/mean_length", "mean of samples")),
     ),
     Chart("Verifier timeouts", "responses a rollout", (("reward/timeouts", "timed out"),)),
 )
@@ -95,5 +106,5 @@ CHARTS = (
 def others(columns: dict) -> list[Chart]:
     """One chart for each metric that no chart above draws."""
     drawn = {name for chart in CHARTS for name, _ in chart.series} | {"step", "rollout"}
-    drawn |= {"eval/problems", "eval/samples"}  # constants, told in the headline
+    drawn |= {"eval/problems", "eval/samples", "eval/mean_accuracy_sem"}  # told in the headline
     return [Chart(name, "", ((name, name),)) for name in sorted(columns.keys() - drawn)]

@@ -30,7 +30,7 @@ def headline(columns, config, summary) -> list[dict]:
     problems = _last(columns, "eval/problems", "")
     of = f"of {problems} problems" if problems else ""
     error = _known(columns, "eval/mean_accuracy_sem")
-    of_mean = f"± {100 * error[-1]:.1f} standard error" if len(error) else ""
+    of_mean = f"standard error {100 * error[-1]:.1f}" if len(error) else ""
     tiles = [
         _gain("Held-out accuracy, greedy", _known(columns, "eval/greedy_accuracy"), of),
         _gain(f"Held-out, mean of {k} samples", _known(columns, "eval/mean_accuracy"), of_mean),

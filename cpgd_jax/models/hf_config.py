@@ -111,18 +111,17 @@ def _slides(config) -> bool:
     if kinds is not None:
         return any(kind != "full_attention" for kind in kinds)
     sliding_layers = config.get("max_window_layers", 28) < _size(config, "num_hidden_layers")
-    return config.get("sliding_window") is not None and sliding_layers
+    return config.get("sliding_window", 4096) is not None and sliding_layers
 
 
 def _rope_theta(config) -> float:
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UserError(
-            f"config.json: rotation {json.dumps(rope)[:120]} is not supported, only default"
-        )
-    if any(isinstance(value, dict) for value in rope.values()):
-        raise UserError("config.json: rope_parameters by layer type are not supported")
+    for field in ("rope_scaling", "rope_parameters"):
+        rope = config.get(field) or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        by_layer_type = any(isinstance(value, dict) for value in rope.values())
+        if kind != "default" or by_layer_type or rope.get("partial_rotary_factor", 1.0) != 1.0:
+            value = json.dumps(rope)[:120]
+            raise UserError(f"config.json: {field} = {value} is not supported, only default")
     theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
     if not isinstance(theta, int | float) or theta <= 0:
         raise UserError(f"config.json: rope_theta = {theta!r} must be a positive number")

@@ -1,0 +1,317 @@
+"""Hugging Face folders in and out, without torch: layouts by hand, stored types, wrong input."""
+
+import dataclasses
+import errno
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from cpgd_jax import models, sharding
+from cpgd_jax.errors import UserError
+from cpgd_jax.models import save
+from cpgd_jax.models.qwen2 import ModelConfig, Qwen2
+
+CONFIG = ModelConfig(
+    vocab_size=32,
+    num_layers=2,
+    hidden_size=12,
+    mlp_size=20,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    rope_theta=5000.0,
+)
+Q0, K1 = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.self_attn.k_proj.weight"
+
+
+def make(**change):
+    config = dataclasses.replace(CONFIG, **change)
+    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0))))
+    rng = np.random.default_rng(0)
+    # values that bfloat16 and float16 hold exactly
+    draw = lambda x: jnp.asarray(rng.integers(-64, 64, x.shape) / 128, jnp.float32)  # noqa: E731
+    return nnx.merge(graphdef, jax.tree.map(draw, abstract))
+
+
+def same(ours, theirs):
+    for a, b in zip(*(jax.tree.leaves(nnx.state(m)) for m in (ours, theirs)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    return True
+
+
+@pytest.fixture
+def folder(tmp_path):
+    models.save_pretrained(make(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change_config(folder, **fields):
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({k: v for k, v in config.items() if v != "drop"}))
+
+
+def change_tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("change", [{}, {"tie_embeddings": False}, {"qkv_bias": False}])
+def test_round_trip(tmp_path, change):
+    model = make(**change)
+    models.save_pretrained(model, tmp_path / "m")
+    loaded = models.from_pretrained(tmp_path / "m")
+    assert same(model, loaded) and loaded.config == model.config
+    assert ("lm_head.weight" in load_file(tmp_path / "m/model.safetensors")) == bool(
+        change.get("tie_embeddings") is False
+    )
+
+
+def test_the_layout_of_every_kind_of_tensor(folder):
+    """A linear map is [out, in] in the file and head n is rows n*H to (n+1)*H."""
+    tensors, attention = load_file(folder / "model.safetensors"), make().blocks.attention
+    H, layer = CONFIG.head_dim, "model.layers.1."
+    for n in range(CONFIG.num_heads):
+        rows = slice(n * H, (n + 1) * H)
+        q_HD = tensors[layer + "self_attn.q_proj.weight"][rows]
+        np.testing.assert_array_equal(q_HD, attention.q[1][:, n].T)
+        np.testing.assert_array_equal(
+            tensors[layer + "self_attn.q_proj.bias"][rows], attention.q_bias[1][n]
+        )
+        o_DH = tensors[layer + "self_attn.o_proj.weight"][:, rows]
+        np.testing.assert_array_equal(o_DH, attention.o[1][n].T)
+    down_DF = tensors[layer + "mlp.down_proj.weight"]
+    np.testing.assert_array_equal(down_DF, make().blocks.mlp.down[1].T)
+    assert len(tensors) == 2 + 12 * CONFIG.num_layers
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_stored_in_half_precision(folder, dtype):
+    change_tensors(folder, lambda t: t.update({k: v.astype(dtype) for k, v in t.items()}))
+    model = models.from_pretrained(folder, dtype="bfloat16")
+    assert same(model, make()) and model.config.dtype == "bfloat16"
+    assert {x.dtype for x in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
+
+
+def test_several_files_by_index(tmp_path):
+    models.save_pretrained(make(), tmp_path / "m", max_shard_bytes=4000)
+    files = sorted(p.name for p in (tmp_path / "m").glob("*.safetensors"))
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors" and len(files) > 3
+    sizes = [sum(t.nbytes for t in load_file(tmp_path / "m" / f).values()) for f in files]
+    index = json.loads((tmp_path / "m/model.safetensors.index.json").read_text())
+    assert max(sizes) <= 4000 and index["metadata"]["total_size"] == sum(sizes)
+    assert same(models.from_pretrained(tmp_path / "m"), make())
+    (tmp_path / "m" / files[1]).unlink()
+    with pytest.raises(UserError, match=f"{files[1]} does not exist"):
+        models.from_pretrained(tmp_path / "m")
+
+
+def test_read_straight_to_a_mesh_and_saved_from_it(folder, tmp_path):
+    mesh = sharding.make_mesh(1, 2, 2)
+    model = models.from_pretrained(folder, mesh=mesh)
+    assert same(model, make())
+    q = model.blocks.attention.q[...]
+    assert q.addressable_shards[0].data.shape == (2, 6, 2, 6)
+    models.save_pretrained(model, tmp_path / "again")
+    assert same(models.from_pretrained(tmp_path / "again"), make())
+
+
+def test_both_spellings_of_the_rotation_base(folder):
+    change_config(folder, rope_parameters="drop", rope_theta=777)
+    assert models.from_pretrained(folder).config.rope_theta == 777.0
+    change_config(
+        folder, rope_theta="drop", rope_parameters={"rope_type": "default", "rope_theta": 9e4}
+    )
+    assert models.from_pretrained(folder).config.rope_theta == 9e4
+    change_config(folder, rope_parameters="drop", rope_scaling=None)
+    assert models.from_pretrained(folder).config.rope_theta == 1e4  # transformers' own default
+
+
+def test_head_dim_may_be_implied(tmp_path):
+    models.save_pretrained(make(head_dim=3 * 2, hidden_size=24), tmp_path / "m")
+    change_config(tmp_path / "m", head_dim="drop")
+    assert models.from_pretrained(tmp_path / "m").config.head_dim == 6
+
+
+def test_what_files_carry_along_is_let_through(folder):
+    def add(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(3, np.float32)
+
+    change_tensors(folder, add)
+    assert same(models.from_pretrained(folder), make())
+    change_tensors(folder, lambda t: t.update({"lm_head.weight": t["lm_head.weight"] + 1}))
+    with pytest.raises(UserError, match="unexpected tensor lm_head.weight"):
+        models.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "GPT2LM.*Qwen2ForCausalLM"),
+        ({"architectures": ["Qwen2ForSequenceClassification"]}, "Qwen2ForSequenceClassification"),
+        ({"model_type": "drop", "architectures": "drop"}, "not supported"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "llama3"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention"),
+        ({"rope_theta": "1e6", "rope_parameters": "drop"}, "rope_theta = '1e6'"),
+        ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding"),
+        (
+            {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
+            "slid",
+        ),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_size": "drop"}, "hidden_size = None"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
+        ({"num_key_value_heads": 3}, "whole groups"),
+        ({"head_dim": 5}, "even head_dim"),
+        ({"hidden_size": 16}, r"embed_tokens.weight has shape \(32, 12\)"),
+        ({"num_hidden_layers": 3}, "lack tensor model.layers.2"),
+        ({"num_hidden_layers": 1}, "unexpected tensor model.layers.1"),
+        ({"tie_word_embeddings": False}, "lack tensor lm_head.weight"),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "unexpected .*bias"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_one_clear_line(folder, fields, words):
+    change_config(folder, **fields)
+    with pytest.raises(UserError, match=words) as caught:
+        models.from_pretrained(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sliding_window_that_is_not_used_is_no_matter(folder):
+    change_config(folder, use_sliding_window=False, sliding_window=32, max_window_layers=1)
+    assert same(models.from_pretrained(folder), make())
+    change_config(folder, use_sliding_window=True, max_window_layers=28)
+    assert same(models.from_pretrained(folder), make())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop(K1), f"lack tensor {K1}"),
+        (lambda t: t.update(extra=np.ones(2, np.float32)), "unexpected tensor extra"),
+        (lambda t: t.update({Q0: t[Q0].T.copy()}), rf"{Q0} has shape \(12, 24\)"),
+        (lambda t: t.update({Q0: t[Q0].astype(np.int8)}), f"{Q0} is stored as I8"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(folder, change, words):
+    change_tensors(folder, change)
+    with pytest.raises(UserError, match=words):
+        models.from_pretrained(folder)
+
+
+def test_broken_files_are_one_clear_line(folder, tmp_path):
+    whole = (folder / "model.safetensors").read_bytes()
+    for data in (whole[:-100], whole[:50], b"", b"{}" * 100):
+        (folder / "model.safetensors").write_bytes(data)
+        with pytest.raises(UserError, match="model.safetensors is truncated") as caught:
+            models.from_pretrained(folder)
+        assert "\n" not in str(caught.value)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="holds neither"):
+        models.from_pretrained(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    with pytest.raises(UserError, match="pickle checkpoint only .pytorch_model.bin"):
+        models.from_pretrained(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": []}')
+    with pytest.raises(UserError, match="no index"):
+        models.from_pretrained(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match="config.json can't be read"):
+        models.from_pretrained(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(UserError, match="config.json does not exist"):
+        models.from_pretrained(folder)
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        models.from_pretrained(tmp_path / "nowhere")
+
+
+def test_an_unknown_dtype_is_refused(folder):
+    with pytest.raises(UserError, match="int4"):
+        models.from_pretrained(folder, dtype="int4")
+
+
+def test_stop_ids_and_tokenizer_are_written(tmp_path):
+    class Tokenizer:
+        def save_pretrained(self, folder):
+            (tmp_path.__class__(folder) / "tokenizer.json").write_text("{}")
+
+    for _ in range(2):  # the second time over the first
+        models.save_pretrained(make(), tmp_path / "m", tokenizer=Tokenizer(), stop_ids=(3, 4))
+    generation = json.loads((tmp_path / "m/generation_config.json").read_text())
+    assert generation == {"eos_token_id": [3, 4]}
+    assert (tmp_path / "m/tokenizer.json").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_failure_while_saving_leaves_the_old_folder(folder, tmp_path, monkeypatch):
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    calls = []
+
+    def full_disk(tensors, path, metadata):
+        calls.append(path)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save_file(tensors, path, metadata)
+
+    monkeypatch.setattr(save, "save_file", full_disk)
+    with pytest.raises(UserError, match="No space left"):
+        models.save_pretrained(make(tie_embeddings=False), folder, max_shard_bytes=4000)
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_that_holds_other_things_is_not_replaced(folder):
+    (folder / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="thesis.tex"):
+        models.save_pretrained(make(), folder)
+    with pytest.raises(UserError, match="is a file"):
+        models.save_pretrained(make(), folder / "thesis.tex")
+    with pytest.raises(UserError, match="can't save"):
+        models.save_pretrained(make(), folder / "thesis.tex" / "below")
+
+
+MEMORY = """
+import sys, threading, time
+import jax
+def anonymous():
+    status = open("/proc/self/status").read()
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024
+from cpgd_jax import models
+jax.device_put(0).block_until_ready()
+start, peak, done = anonymous(), [0], threading.Event()
+def watch():
+    while not done.is_set():
+        peak[0] = max(peak[0], anonymous())
+        time.sleep(0.002)
+thread = threading.Thread(target=watch)
+thread.start()
+model = models.from_pretrained(sys.argv[1])
+done.set(); thread.join()
+print(peak[0] - start)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_model_is_never_in_memory_twice(tmp_path):
+    change = {"num_layers": 16, "hidden_size": 512, "mlp_size": 2048, "vocab_size": 4096}
+    model = make(**change, head_dim=64, num_heads=8)
+    arrays = [x.nbytes for x in jax.tree.leaves(nnx.state(model))]
+    models.save_pretrained(model, tmp_path / "m")
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "m")]
+    peak = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    slack = 30 * 2**20
+    assert peak < sum(arrays) + 1.2 * max(arrays) + slack < 1.7 * sum(arrays)

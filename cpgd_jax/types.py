@@ -69,6 +69,7 @@ class TrainBatch:
     group_B: Array  # int32, the prompt that a row belongs to
     ref_logp_BT: Array | None = None  # float32, the frozen reference's; None when no term uses it
     sampler_logp_BT: Array | None = None  # float32, the sampler's own; None when no term uses it
+    epoch_logp_BT: Array | None = None  # float32, at the end of the epoch before; None in the first
 
 
 @struct.dataclass

@@ -1,0 +1,110 @@
+"""Reinforcement learning with rule-based rewards: the algorithm box of arXiv 2505.12504, section 3.
+
+For each rollout: prompts -> samples -> rewards -> advantages -> `old` log-probs -> several optimiser
+steps over minibatches of whole groups. Which algorithm: one row of `algorithms.ALGORITHMS`.
+"""
+
+import dataclasses
+import time
+
+import jax
+import numpy as np
+from flax import nnx
+
+from cpgd_jax import algorithms, experience, optim, progress
+from cpgd_jax import run as run_lib
+from cpgd_jax.config import Config
+from cpgd_jax.loop import Advanced, run_loop
+from cpgd_jax.losses.policy import policy_loss
+from cpgd_jax.losses.reduce import token_weights
+from cpgd_jax.ops import masked
+from cpgd_jax.rewards import Verifier
+from cpgd_jax.rollout.scoring import response_logprobs
+from cpgd_jax.train_step import make_train_step
+
+
+def train(config: Config, workdir: str) -> dict:
+    """Runs or resumes training; returns the summary (see `loop.run_loop`)."""
+    row, warnings = algorithm_row(config)
+    run, state = run_lib.build(config, workdir)
+    for warning in warnings:
+        progress.warn(warning)
+    step = make_step(run, row)
+    reference = jax.tree.map(jax.numpy.copy, state.params) if row.kl_coef > 0 else None
+    learning_rate = optim.schedule(config.optim, config.total_steps)
+
+    def advance(state, index, position):
+        started = time.monotonic()
+        batch, shared, samples, position = experience.collect(
+            run, row, state.params, reference, verifier, index, position
+        )
+        shared["time/rollout_s"] = time.monotonic() - started
+        rows = []
+        for epoch in range(config.train.epochs):
+            if epoch:
+                batch = batch.replace(epoch_logp_BT=experience.rescore(run, state.params, batch))
+            for minibatch in experience.minibatches(config, batch, index, epoch):
+                started = time.monotonic()
+                state, metrics = step(state, run.place(minibatch))
+                metrics = masked.to_host(metrics)
+                seconds = time.monotonic() - started
+                done = index * config.steps_per_rollout + len(rows) + 1
+                rows.append(
+                    {
+                        "step": done,
+                        "lr": float(learning_rate(done - 1)),
+                        **metrics,
+                        **shared,
+                        "time/train_s": seconds,
+                        "train/tokens_per_s": float(minibatch.mask_BT.sum()) / seconds,
+                    }
+                )
+        return Advanced(state, rows, samples, position)
+
+    with Verifier(config.reward.workers, config.reward.timeout_s) as verifier:
+        return run_loop(run, state, verifier, "rollout", config.num_rollouts, advance)
+
+
+def algorithm_row(config: Config) -> tuple[algorithms.Algorithm, list[str]]:
+    """The configured row and warnings; contradictions raise UserError."""
+    cells = {**vars(config.advantage), **vars(config.loss)}
+    cells["dynamic_sampling"] = config.rollout.dynamic_sampling
+    cells["max_response_len"] = config.rollout.max_response_len
+    row = algorithms.resolve(config.algorithm, **cells)
+    warnings = algorithms.check(
+        row,
+        samples_per_prompt=config.rollout.samples_per_prompt,
+        steps_per_rollout=config.minibatches,
+        epochs=config.train.epochs,
+    )
+    return row, warnings
+
+
+def make_step(run: run_lib.Run, row: algorithms.Algorithm):
+    """The jitted optimiser step of this row: `step(state, batch) -> (state, metrics)`."""
+    temperature = run.config.rollout.temperature
+
+    def logprobs(params, batch):
+        model = nnx.merge(run.graphdef, params)
+        rows = (batch.prompt_BS, batch.prompt_mask_BS, batch.response_BT, batch.mask_BT)
+        return response_logprobs(model, *rows, temperature=temperature)
+
+    def loss(batch, logp_BT, entropy_BT, weight_BT):
+        return policy_loss(
+            row,
+            logp_BT=logp_BT,
+            old_logp_BT=batch.old_logp_BT,
+            advantage_B=batch.advantage_BT,
+            mask_BT=batch.mask_BT,
+            group_B=batch.group_B,
+            ref_logp_BT=batch.ref_logp_BT,
+            sampler_logp_BT=batch.sampler_logp_BT,
+            epoch_ratio_logp_BT=batch.epoch_logp_BT,
+            entropy_BT=entropy_BT,
+            weight_BT=weight_BT,
+        )
+
+    def weights(batch):
+        return token_weights(row.aggregation, batch.mask_BT, batch.group_B, row.max_response_len)
+
+    return make_train_step(logprobs, weights, loss, run.optimizer, run.config.train.microbatch_size)

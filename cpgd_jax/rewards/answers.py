@@ -1,4 +1,4 @@
-r"""Where a response's answer is: the last `<answer>` block after the last `</think>`, its last `\boxed{}`.
+r"""Finds a response's answer: the last `<answer>` block after the last `</think>`, its last box.
 
 Everything here is linear in the length of the response and reads untrusted text.
 """
@@ -6,15 +6,21 @@ Everything here is linear in the length of the response and reads untrusted text
 import re
 
 STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
+MAX_SENTENCE = 300  # characters of an unboxed answer that is read as a sentence
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 
-_BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BOX_OR_BRACE = re.compile(r"\\{1,2}(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _LEAD_IN = re.compile(
-    r"(?:\bthe\s+)?\b(?:(?:final|correct)\s+)?(?:answer|result)\b(?:\s+is\b\s*:?|\s*[:=])\s*"
-    r"|(?:最终)?答案(?:是|为)?\s*[::]?\s*",
+    r"(?:\bthe\s+)?\b(?:(?:final|correct)\s+)?(?:answer|result)\b(?:\s+is\b\s*:?|\s*[:=])[\s*]*"
+    r"|(?:最终)?答案(?:是|为)?\s*[:\uff1a]?\s*",
     re.IGNORECASE,
 )
+_CONCLUSION = re.compile(r"\b(?:is|are|equals|be)\s+(\S+(?:\s+[^\s.]+)?)\.?$")
+_DOUBT = re.compile(
+    r"\b(?:not|no|never|cannot|nor|or|if|unsure|whether|n't)\b|n't\b", re.IGNORECASE
+)
+_NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
 _SENTENCE_END = re.compile(r"\n|\.\s|。")
 
 
@@ -97,16 +103,23 @@ def extract(response: str) -> str:
 
 
 def unboxed(block: str) -> str:
-    """The answer of a block without a box: what follows the last lead-in ("the answer is")."""
+    """The answer of a block without a box: what follows the last lead-in ("the answer is"), or the
+    end of a sentence that gives a single value ("so she has 5 left" does not, "the sum is 5" does).
+    """
     end = 0
     for match in _LEAD_IN.finditer(block):
         end = match.end()
     said = block[end:].strip()
-    return _SENTENCE_END.split(said, maxsplit=1)[0].strip() if end else said
+    if end:
+        return _SENTENCE_END.split(said, maxsplit=1)[0].strip(" *\n")
+    match = _CONCLUSION.search(said) if len(said) < MAX_SENTENCE else None
+    if match and not _DOUBT.search(said) and len(_NUMBER.findall(said)) < 2:
+        return match.group(1)
+    return said
 
 
 def follows_format(response: str) -> bool:
-    """Exactly `<think>reasoning</think><answer>answer</answer>`, neither empty, only blanks between."""
+    """Exactly `<think>reasoning</think><answer>answer</answer>`, neither empty, blanks between."""
     text = until_stop(response).strip()
     tags = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
     if any(text.count(tag) != 1 for tag in tags):

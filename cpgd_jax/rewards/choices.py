@@ -4,7 +4,8 @@ import re
 
 _GOLD = re.compile(r"[(\[]?([A-H](?:\s*,?\s*[A-H])*)[)\]]?")
 _LABEL = re.compile(
-    r"^(?:the\s+)?(?:option|choice|answer|选项|选|答案)\s*(?:is\b)?\s*[::]?\s*", re.IGNORECASE
+    r"^(?:the\s+)?(?:correct\s+)?(?:option|choice|answer|选项|选|答案)\s*(?:is\b)?\s*[:\uff1a]?\s*",
+    re.IGNORECASE,
 )
 _LETTERS = re.compile(
     r"[(\[]?([A-Ha-h])[)\]]?(?:(?:\s*[,;&]\s*|\s+and\s+|\s*和\s*|\s*)[(\[]?([A-H])[)\]]?)*"

@@ -80,7 +80,7 @@ def _by_number(answer: str, gold: str) -> Verdict | None:
 
 
 def is_words(gold: str) -> bool:
-    r"""The gold is language, not a formula: only letters, some of them in `\text` or a long word."""
+    r"""The gold is language, no formula: only letters, some in `\text` or a long word."""
     if gold.casefold() in ("yes", "no"):
         return True
     if not _WORDS.fullmatch(gold):

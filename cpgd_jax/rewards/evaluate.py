@@ -1,16 +1,11 @@
 """Values of formulas: exact fractions as long as possible, else 60-digit numbers, always bounded.
 
-Two formulas are equal if they agree at sample points of their symbols. Numbers that would not fit
-into MAX_BITS are refused, never computed.
+Exact numbers that would not fit into MAX_BITS are refused, never computed.
 """
 
-import contextlib
-import random
 from fractions import Fraction
 
 import mpmath
-
-from cpgd_jax.rewards import expression
 
 MAX_BITS = 100_000  # of an exact number
 MAX_FACTORIAL = 3000
@@ -29,80 +24,12 @@ class Undefined(ArithmeticError):
     """No finite value at this point."""
 
 
-def equal(a: tuple, b: tuple) -> bool:
-    """The two formulas have the same value wherever both have one. Raises TooLarge."""
-    names = sorted(expression.symbols(a) | expression.symbols(b))
-    if not names:
-        return _same_at(a, b, {}) is True
-    positive = [_same_at(a, b, point) for point in _points(names, positive=True)]
-    mixed = [_same_at(a, b, point, real_only=True) for point in _points(names, positive=False)]
-    return False not in positive + mixed and positive.count(True) >= 2
-
-
-def nonzero(node: tuple) -> bool:
-    """The formula is not zero at any sample point where it has a value."""
-    values = []
-    for point in _points(sorted(expression.symbols(node)), positive=True):
-        with contextlib.suppress(Undefined):
-            values.append(at(node, point))
-    return bool(values) and not any(close(value, Fraction(0)) for value in values)
-
-
-def ratio(a: tuple, b: tuple) -> Value | None:
-    """The constant q with a = q * b at all sample points, or None."""
-    names = sorted(expression.symbols(a) | expression.symbols(b))
-    first = None
-    for point in _points(names, positive=True) + _points(names, positive=False):
-        try:
-            top, bottom = at(a, point), at(b, point)
-            here = _divide(top, bottom)
-        except Undefined:
-            continue
-        if first is None:
-            first = here
-        elif not close(first, here):
-            return None
-    return None if first is None or close(first, Fraction(0)) else first
-
-
-def _points(names: list[str], positive: bool) -> list[dict[str, mpmath.mpf]]:
-    """Sample points, the same for the same names."""
-    source = random.Random(20250517 + positive)
-    with mpmath.workdps(DIGITS):
-        low = mpmath.mpf(0.3) if positive else mpmath.mpf(-3)
-        return [
-            {name: low + mpmath.mpf(source.getrandbits(190)) / 2**190 * 3 for name in names}
-            for _ in range(4)
-        ]
-
-
-def _same_at(a: tuple, b: tuple, point: dict, real_only: bool = False) -> bool | None:
-    """Equal at a point; None if neither has a value there (or, with real_only, a real one)."""
-    try:
-        left, right = at(a, point), at(b, point)
-    except Undefined:
-        return None
-    if real_only and not (is_real(left) and is_real(right)):
-        return None
-    if close(left, right):
-        return True
-    return _vanishes(("sub", a, b), point, abs(_inexact(left)) + abs(_inexact(right)))
-
-
-def _vanishes(node: tuple, point: dict, scale) -> bool:
-    """The difference is rounding error: it shrinks as the precision grows."""
-    if scale > 1e-20 or isinstance(at(node, point), Fraction):
-        return False
-    with mpmath.workdps(4 * DIGITS):
-        return abs(_inexact(at(node, point, dps=4 * DIGITS))) < mpmath.mpf(10) ** (-3 * DIGITS)
-
-
 def close(a: Value, b: Value) -> bool:
     """Exactly equal fractions; other numbers to TOLERANCE, relative."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return a == b
     with mpmath.workdps(DIGITS):
-        x, y = _inexact(a), _inexact(b)
+        x, y = inexact(a), inexact(b)
         return abs(x - y) <= TOLERANCE * max(abs(x), abs(y))
 
 
@@ -140,7 +67,8 @@ def _bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
-def _inexact(value: Value):
+def inexact(value: Value):
+    """The value as an mpmath number of the current precision."""
     if isinstance(value, Fraction):
         return mpmath.mpf(value.numerator) / value.denominator
     return value
@@ -149,10 +77,11 @@ def _inexact(value: Value):
 def _pair(a: Value, b: Value) -> tuple:
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return a, b
-    return _inexact(a), _inexact(b)
+    return inexact(a), inexact(b)
 
 
-def _divide(a: Value, b: Value) -> Value:
+def divide(a: Value, b: Value) -> Value:
+    """a / b. Raises Undefined for b = 0."""
     a, b = _pair(a, b)
     if b == 0:
         raise Undefined("division by zero")
@@ -165,9 +94,9 @@ def _power(base: Value, exponent: Value) -> Value:
             return _whole_power(base, exponent.numerator)
         if base >= 0 and (root := _exact_root(base, exponent.denominator)) is not None:
             return _whole_power(root, exponent.numerator)
-    if abs(_inexact(exponent)) > MAX_EXPONENT:
+    if abs(inexact(exponent)) > MAX_EXPONENT:
         raise TooLarge("an exponent too large")
-    return mpmath.power(_inexact(base), _inexact(exponent))
+    return mpmath.power(inexact(base), inexact(exponent))
 
 
 def _whole_power(base: Fraction, exponent: int) -> Fraction:
@@ -195,10 +124,10 @@ def _exact_root(value: Fraction, index: int) -> Fraction | None:
 
 def _root(value: Value, index: Value) -> Value:
     whole = isinstance(index, Fraction) and index.denominator == 1 and index > 0
-    negative = is_real(value) and _inexact(value).real < 0
+    negative = is_real(value) and inexact(value).real < 0
     if whole and index % 2 == 1 and negative:  # the real root
         return -_power(-value, Fraction(1, int(index)))
-    return _power(value, _divide(Fraction(1), index))
+    return _power(value, divide(Fraction(1), index))
 
 
 def is_real(value: Value) -> bool:
@@ -224,7 +153,7 @@ def _product(n: int) -> int:
 
 
 def _small(value: Value):
-    number = _inexact(value)
+    number = inexact(value)
     if abs(number) > 10**6:
         raise TooLarge("an argument too large")
     return number
@@ -243,8 +172,8 @@ def _binomial(n: Value, k: Value) -> Value:
 def _log(value: Value, base: Value | None = None) -> Value:
     if value == 0:
         raise Undefined("logarithm of zero")
-    top = mpmath.log(_inexact(value))
-    return top if base is None else _snap(_divide(top, mpmath.log(_inexact(base))))
+    top = mpmath.log(inexact(value))
+    return top if base is None else _snap(divide(top, mpmath.log(inexact(base))))
 
 
 def _snap(value: Value) -> Value:
@@ -266,7 +195,7 @@ _OPERATIONS = {
     "add": lambda a, b: sum(_pair(a, b)),
     "sub": lambda a, b: _pair(a, b)[0] - _pair(a, b)[1],
     "mul": lambda a, b: _pair(a, b)[0] * _pair(a, b)[1],
-    "div": _divide,
+    "div": divide,
     "pow": _power,
 }
 _EXACT_CALLS = {

@@ -62,7 +62,7 @@ def substitute(node: tuple, name: str, value: tuple) -> tuple:
 
 
 def linear_slope(node: tuple, name: str) -> tuple:
-    """The value at name=1 less that at name=0: the slope, if the formula is linear in the symbol."""
+    """The value at name=1 less that at name=0: the slope of a linear formula."""
     ends = [substitute(node, name, ("num", Fraction(end))) for end in (1, 0)]
     return ("sub", *ends)
 
@@ -239,7 +239,7 @@ class _Parser:
         return ("call", "root", self.argument(), index)
 
     def function(self, name: str) -> tuple:
-        """`sin x`, `\\sin^2 x`, `\\log_2 8`: the argument is a group or the product that follows."""
+        """`sin x`, `\\sin^2 x`, `\\log_2 8`: the argument is a group or the product after it."""
         base = None
         if self.peek() == "_":
             self.take()

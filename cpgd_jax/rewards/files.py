@@ -1,4 +1,4 @@
-"""Scores a file: JSON lines in, the same rows with their verdicts out, written whole or not at all."""
+"""Scored files: JSON lines in, the same rows with verdicts out, written whole or not at all."""
 
 import json
 import os
@@ -58,7 +58,9 @@ def check_output(path: str) -> None:
     if target.is_dir():
         raise UserError(f"--output={path} is a folder; name a file")
     if not target.parent.is_dir():
-        raise UserError(f"--output={path}: the folder {target.parent} does not exist; make it first")
+        raise UserError(
+            f"--output={path}: the folder {target.parent} does not exist; make it first"
+        )
     if not os.access(target.parent, os.W_OK):
         raise UserError(f"--output={path}: the folder {target.parent} cannot be written to")
 

@@ -2,7 +2,7 @@ r"""Single values: numbers with their units, formulas, words."""
 
 import re
 
-from cpgd_jax.rewards import evaluate, expression, numbers, symbolic
+from cpgd_jax.rewards import expression, identities, numbers, symbolic
 from cpgd_jax.rewards.normalise import strip_ends, tokens
 
 _UNITS = (
@@ -14,17 +14,24 @@ _UNITS = (
 _POWER = r"(?:\s*\^\s*\{?\s*([23])\s*\}?)?"
 _UNIT = re.compile(
     rf"(?:\\text\{{\s*([^{{}}0-9]+?)\s*\}}|(?<![a-zA-Z\\])\{{?\b({_UNITS})\b\}}?){_POWER}\s*$"
-    rf"|(\\degree|%)\s*$|([\u4e00-\u9fff]+){_POWER}\s*$"
+    rf"|(?<=[0-9}}])\s+([a-z]{{4,20}}(?:\s[a-z]{{2,20}})?)\s*$|(\\degree|%)\s*$|([\u4e00-\u9fff]+){_POWER}\s*$"
 )
 _STUCK_UNIT = re.compile(rf"(?<=[0-9}}])({_UNITS}){_POWER}\s*$")
 _SAME_UNIT = {
-    "degrees": "degree", r"\degree": "degree", "度": "degree", "inches": "inch", "in": "inch", "feet": "foot",
-    "ft": "foot", "meters": "m", "meter": "m", "metres": "m", "metre": "m", "米": "m", "centimeters": "cm",
-    "厘米": "cm", "千米": "km", "kilometers": "km", "毫米": "mm", "分米": "dm", "seconds": "s", "second": "s", "sec": "s",
-    "秒": "s", "minutes": "min", "minute": "min", "分钟": "min", "hours": "h", "hour": "h", "hr": "h", "小时": "h",
-    "grams": "g", "gram": "g", "克": "g", "千克": "kg", "percent": "%", "平方厘米": "cm^2", "平方米": "m^2",
-    "立方厘米": "cm^3", "立方米": "m^3",
+    "degrees": "degree", r"\degree": "degree", "度": "degree", "inches": "inch", "in": "inch",
+    "feet": "foot", "ft": "foot", "meters": "m", "meter": "m", "metres": "m", "metre": "m",
+    "米": "m", "centimeters": "cm", "厘米": "cm", "千米": "km", "kilometers": "km", "毫米": "mm",
+    "分米": "dm", "seconds": "s", "second": "s", "sec": "s", "秒": "s", "minutes": "min",
+    "minute": "min", "分钟": "min", "hours": "h", "hour": "h", "hr": "h", "小时": "h",
+    "grams": "g", "gram": "g", "克": "g", "千克": "kg", "percent": "%", "平方厘米": "cm^2",
+    "平方米": "m^2", "立方厘米": "cm^3", "立方米": "m^3",
 }  # fmt: skip
+_LETTER_UNIT = re.compile(r"(.*\d)\s*([mgshL])")  # read as a unit beside a value that has one
+_SIZES = {
+    "length": {"mm": "1/1000", "cm": "1/100", "dm": "1/10", "m": "1", "km": "1000"},
+    "mass": {"mg": "1/1000", "g": "1", "kg": "1000"},
+    "time": {"s": "1", "min": "60", "h": "3600", "day": "86400"},
+}
 _NEGATIONS = re.compile(
     r"\b(?:not|no|never|isn't|wrong|false|except|or|unless)\b|不|非|错", re.IGNORECASE
 )
@@ -54,15 +61,35 @@ def same_leaf(a: str, g: str) -> bool:
     if same_words(a, g):
         return True
     (a_body, a_unit), (g_body, g_unit) = unit_of(a), unit_of(g)
+    if bool(a_unit) != bool(g_unit) and (letter := _LETTER_UNIT.fullmatch(g if a_unit else a)):
+        a_body, a_unit = (a_body, a_unit) if a_unit else letter.groups()
+        g_body, g_unit = (g_body, g_unit) if g_unit else letter.groups()
     if a_unit == g_unit:
         return same_value(a_body, g_body)
     if a_unit and g_unit and "%" not in (a_unit, g_unit):
-        return False
+        return _same_measure(a_body, a_unit, g_body, g_unit)
     if "%" in (a_unit, g_unit):
         return same_value(a, g) or (not (a_unit and g_unit) and same_value(a_body, g_body))
     if _NEGATIONS.search(a_unit):
         return False
     return same_value(a_body, g_body) or ("degree" in (a_unit, g_unit) and same_value(a, g))
+
+
+def _same_measure(a: str, a_unit: str, g: str, g_unit: str) -> bool:
+    """Values in two units of one kind: 500 cm is 5 m."""
+    (a_kind, a_scale), (g_kind, g_scale) = _scale(a_unit), _scale(g_unit)
+    if not a_kind or a_kind != g_kind:
+        return False
+    return same_value(f"({a})*({a_scale})", f"({g})*({g_scale})")
+
+
+def _scale(unit: str) -> tuple[str, str]:
+    """The kind of a metric unit and its size in the base unit; ("", "") if it is not known."""
+    name, _, power = unit.partition("^")
+    for kind, sizes in _SIZES.items():
+        if name in sizes:
+            return kind + power, f"({sizes[name]})^{power or 1}"
+    return "", ""
 
 
 def same_words(a: str, g: str) -> bool:
@@ -86,7 +113,7 @@ def same_value(a: str, g: str) -> bool:
     if left is not None and right is not None:
         return numbers.equal(left, right)
     try:
-        return evaluate.equal(_parse(a), _parse(g))
+        return identities.equal(_parse(a), _parse(g))
     except expression.Unreadable:
         if _CALCULUS.search(a + g):
             return symbolic.same(a, g)
@@ -102,7 +129,7 @@ def same_ratio(a: list[str], g: list[str]) -> bool:
     except expression.Unreadable:
         return False
     return all(
-        evaluate.equal(("mul", left[0], y), ("mul", right[0], x))
+        identities.equal(("mul", left[0], y), ("mul", right[0], x))
         for x, y in zip(left[1:], right[1:], strict=True)
     )
 

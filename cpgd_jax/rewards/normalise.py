@@ -1,47 +1,17 @@
-r"""One spelling for one formula: TeX, Unicode and markdown variants of a text brought to common TeX.
+r"""One spelling for one formula: TeX, Unicode and markdown variants brought to common TeX.
 
-Input is bounded by the caller (`equality.MAX_CHARS`); every pattern here is linear. Meaning is
-never changed: thousands separators, units and structure are read later, by `numbers` and `structure`.
+Input is bounded by the caller (`equality.MAX_CHARS`). Meaning is never changed: thousands
+separators, units and structure are read later, by `numbers`, `leaves` and `structure`.
 """
 
 import re
 import unicodedata
 
-_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
-_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
-_VULGAR = "½1/2 ⅓1/3 ⅔2/3 ¼1/4 ¾3/4 ⅕1/5 ⅖2/5 ⅗3/5 ⅘4/5 ⅙1/6 ⅚5/6 ⅛1/8 ⅜3/8 ⅝5/8 ⅞7/8"
-_VULGAR_TEX = {
-    item[0]: rf"\frac{{{item[1]}}}{{{item[3]}}}" for item in _VULGAR.split() if len(item) == 4
-}
-_SYMBOLS = {
-    "−": "-", "–": "-", "—": "-", "﹣": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ",
-    "÷": r"\div ", "√": r"\sqrt ", "∛": r"\sqrt[3]", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ",
-    "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ",
-    "∈": r"\in ", "∅": r"\emptyset ", "°": r"\degree ", "∘": r"\circ ", "∼": r"\sim ", "≅": r"\cong ",
-    "△": r"\triangle ", "∠": r"\angle ", "→": r"\to ", "≈": r"\approx ", "′": "'", "、": ",", "。": ".",
-    "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "θ": r"\theta ", "λ": r"\lambda ",
-    "μ": r"\mu ", "µ": r"\mu ", "σ": r"\sigma ", "φ": r"\phi ", "ω": r"\omega ", "ρ": r"\rho ", "ε": r"\epsilon ",
-    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "\u200b": "", "\ufeff": "", "\u2061": "",
-    "“": '"', "”": '"', "‘": "'", "’": "'",
-}  # fmt: skip
+from cpgd_jax.rewards import spelling
 
-_RENAMED = {
-    "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "leq": r"\le", "leqslant": r"\le", "geq": r"\ge",
-    "geqslant": r"\ge", "neq": r"\ne", "lt": "<", "gt": ">", "ast": r"\cdot", "lbrace": r"\{", "rbrace": r"\}",
-    "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "lbrack": "[", "rbrack": "]", "infin": r"\infty",
-    "rightarrow": r"\to", "varnothing": r"\emptyset", "dbinom": r"\binom", "tbinom": r"\binom", "lg": r"\log_{10}",
-    "arctg": r"\arctan", "tg": r"\tan", "ctg": r"\cot", "varepsilon": r"\epsilon", "varphi": r"\phi",
-    "langle": r"\langle", "colon": ":", "percent": "%", "euro": "", "pounds": "", "land": r"\text{and}",
-    "lor": r"\text{or}", "vee": r"\text{or}", "wedge": r"\text{and}", "lnot": r"\neg", "times": r"\times",
-    "ldots": r"\dots", "cdots": r"\dots", "prime": "'", "overrightarrow": r"\vec", "circ": r"\circ", "degree": r"\degree",
-}  # fmt: skip
-_DROPPED = frozenset(
-    "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr displaystyle textstyle scriptstyle limits "
-    "nolimits quad qquad hfill hspace smallskip phantom rm bf it boldsymbol middle thinspace mathstrut".split()
-)
 _TEXT_COMMANDS = (
-    "text|textrm|textbf|textit|textnormal|texttt|textsf|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathnormal"
-    "|operatorname|bold|bm|pmb|emph|textup|mathtt|unit|rm"
+    "text|textrm|textbf|textit|textnormal|texttt|textsf|textup|mbox|hbox|mathrm|mathbf|mathit"
+    "|mathsf|mathtt|mathnormal|operatorname|bold|bm|pmb|emph|unit|rm"
 )
 _TEXT = re.compile(rf"\\(?:{_TEXT_COMMANDS})\*?\s*\{{([^{{}}]*)\}}")
 _NUMBER_FIRST = re.compile(r"([+-]?\d[\d.,/]*(?=\s))?\s*(.*)", re.DOTALL)
@@ -50,7 +20,9 @@ _LEADING_SIGN = re.compile(r"^(?:=|\\approx|\\Rightarrow|\\therefore|∴)\s*(?=\
 _UNIT_LETTERS = "mgshLNJWVAK"
 _COMMAND = re.compile(r"\\([a-zA-Z]+)\s*")
 _DELIMITER = re.compile(r"\\\\|\\[()\[\]]")
-_SPACING = re.compile(r"\\\\|\\[,;:!> ]|~|\\?\$|[€£¥₹]|\\\*")
+_SPACING = re.compile(
+    r"\\\\|\\[,;:!> ]|\\(?:hspace|vspace|phantom|tag)\*?\{[^{}]*\}|~|\\?\$|[€£¥₹]|\\\*"
+)
 _BOLD = re.compile(r"(?<![\w)}\]])\*\*([^*]*)\*\*")
 _GROUP_SPACE = re.compile(r",\s*\\!\s*")
 _OVERESCAPED = re.compile(r"\\\\(?=[a-zA-Z])")
@@ -59,7 +31,9 @@ _SPACES = {r"\\": r"\\", r"\,": "", r"\!": ""}
 _DEGREE = re.compile(
     r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z])|\\degree(?![a-zA-Z])|\{\s*\\degree\s*\})"
 )
-_RUN = re.compile("([" + "".join(_SUPERSCRIPTS) + "]+)|([" + "".join(_SUBSCRIPTS) + "]+)")
+_RUN = re.compile(
+    "([" + "".join(spelling.SUPERSCRIPTS) + "]+)|([" + "".join(spelling.SUBSCRIPTS) + "]+)"
+)
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|\d+(?:\.\d+)?|\S", re.DOTALL)
 _SHORT_FRAC = re.compile(r"\\frac\s*(\{[^{}]*\}|[0-9a-zA-Z])\s*(\{|[0-9a-zA-Z]|\\[a-zA-Z]+)")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d+(?:\.\d+)?|[a-zA-Z]|\\[a-zA-Z]+)")
@@ -67,17 +41,17 @@ _SHORT_ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d+(?:\.\d+)?|[a-zA-Z]|\\
 
 def _runs(match: re.Match) -> str:
     if match.group(1):
-        return "^{" + "".join(_SUPERSCRIPTS[c] for c in match.group(1)) + "}"
-    return "_{" + "".join(_SUBSCRIPTS[c] for c in match.group(2)) + "}"
+        return "^{" + "".join(spelling.SUPERSCRIPTS[c] for c in match.group(1)) + "}"
+    return "_{" + "".join(spelling.SUBSCRIPTS[c] for c in match.group(2)) + "}"
 
 
 def _from_unicode(text: str) -> str:
     if text.isascii():
         return text
     text = _RUN.sub(_runs, text)
-    text = "".join(_VULGAR_TEX.get(c, _SYMBOLS.get(c, c)) for c in text)
+    text = "".join(spelling.VULGAR.get(c, spelling.SYMBOLS.get(c, c)) for c in text)
     text = unicodedata.normalize("NFKC", text)
-    return "".join(_SYMBOLS.get(c, c) for c in text)
+    return "".join(spelling.SYMBOLS.get(c, c) for c in text)
 
 
 def _text_command(match: re.Match) -> str:
@@ -98,11 +72,11 @@ def _after_number(match: re.Match) -> bool:
 
 def _command(match: re.Match) -> str:
     name = match.group(1)
-    if name in _DROPPED:
+    if name in spelling.DROPPED:
         return " "
     if name in ("text", "begin", "end"):
         return "\\" + name
-    return _RENAMED.get(name, "\\" + name) + " "
+    return spelling.RENAMED.get(name, "\\" + name) + " "
 
 
 def _short_frac(match: re.Match) -> str:
@@ -114,6 +88,7 @@ def _short_frac(match: re.Match) -> str:
 def normalise(text: str) -> str:
     """The common spelling of `text`; blanks are single and carry no meaning but between words."""
     text = _from_unicode(text)
+    text = text.replace("&lt;", "<").replace("&gt;", ">")
     text = _DELIMITER.sub(lambda m: m.group() if m.group() == r"\\" else " ", text)
     text = text.replace("{,}", ",").replace(r"\%", "%")
     text = _GROUP_SPACE.sub(",", _NUMBER_COMMAND.sub(r"{\1}", text))

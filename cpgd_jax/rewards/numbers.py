@@ -1,4 +1,4 @@
-r"""Plain numbers, exactly: integers, decimals, fractions, mixed numbers, powers of ten, per cent."""
+"""Plain numbers, exactly: integers, decimals, fractions, mixed numbers, powers of ten, per cent."""
 
 import re
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def _decimal_digits(body: str) -> int:
 
 
 def equal(answer: Number, gold: Number) -> bool:
-    """The same value; "50" for "50%" (the sign left out); a repeating fraction to 6 digits or more."""
+    """The same value; "50" for "50%" (sign left out); a repeating fraction to 6 digits or more."""
     if answer.value == gold.value:
         return True
     if answer.percent != gold.percent:
@@ -84,7 +84,7 @@ def equal(answer: Number, gold: Number) -> bool:
 
 
 def _rounds_to(decimal: Number, exact: Number) -> bool:
-    """`decimal` is `exact`, a repeating fraction, rounded or cut to at least 6 significant digits."""
+    """`decimal` is `exact`, a repeating fraction, rounded or cut to 6 or more significant digits."""
     if decimal.decimal_digits < 6 or exact.decimal_digits or _terminates(exact.value):
         return False
     places = _places(decimal.value)

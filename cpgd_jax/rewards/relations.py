@@ -3,7 +3,7 @@ r"""Equations and inequalities: `x = 5` for 5, `x < 3` for (-\infty, 3), one lin
 import re
 from collections.abc import Callable
 
-from cpgd_jax.rewards import evaluate, expression
+from cpgd_jax.rewards import evaluate, expression, identities
 from cpgd_jax.rewards.normalise import tokens
 from cpgd_jax.rewards.split import split
 
@@ -136,7 +136,7 @@ def _same_zeros(a: list[str], g: list[str]) -> bool:
         left, right = _difference(a), _difference(g)
     except expression.Unreadable:
         return False
-    if evaluate.ratio(left, right) is not None:
+    if identities.ratio(left, right) is not None:
         return True
     return _solves(a, right, left) or _solves(g, left, right)
 
@@ -149,13 +149,13 @@ def _solves(solved: list[str], other: tuple, own: tuple) -> bool:
     if symbol[0] != "sym" or symbol[1] in expression.symbols(expression.parse(solved[1])):
         return False
     slope = expression.linear_slope(other, symbol[1])
-    return evaluate.equal(("mul", slope, own), other) and evaluate.nonzero(slope)
+    return identities.equal(("mul", slope, own), other) and identities.nonzero(slope)
 
 
 def _same_single(a_sign: str, a: list[str], g_sign: str, g: list[str]) -> bool:
     """One inequality, written in two ways: a positive multiple, or a negative one turned round."""
     try:
-        quotient = evaluate.ratio(_difference(a), _difference(g))
+        quotient = identities.ratio(_difference(a), _difference(g))
     except expression.Unreadable:
         return False
     if quotient is None or not evaluate.is_real(quotient):

@@ -26,6 +26,7 @@ _LIST = frozenset(
 _MATRIX = re.compile(
     r"\(?\[?\\begin\{(\w*matrix|array|cases)\*?\}(.*)\\end\{\1\*?\}\]?\)?", re.DOTALL
 )
+_REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?")
 _BUILDER = re.compile(r"[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?)?\s*[|:]\s*(.*)", re.DOTALL)
 
 
@@ -94,16 +95,18 @@ def read(text: str) -> tuple:
         return _bracketed(text, *brackets)
     if 2 <= len(parts := split(text, frozenset([":"]))) <= 4:
         return ("ratio", parts)
+    if _REALS.fullmatch(text):
+        return ("seq", "(", ")", [r"-\infty", r"\infty"])
     return ("leaf", text)
 
 
 def _bracketed(text: str, opening: str, closing: str) -> tuple:
     inside = text[len(opening) : -len(closing)].strip()
-    parts = split(inside, frozenset([","]))
+    parts = split(inside, frozenset([",", ";"]))
     if opening == r"\{":
         if match := _BUILDER.fullmatch(inside):
             return read(match.group(1))
-        return ("set", parts)
+        return ("set", split(inside, _LIST))
     if len(parts) < 2:
         return ("leaf", text)
     return ("seq", BRACKETS.get(opening, opening), closing, parts)
@@ -126,7 +129,7 @@ def _relation(operators: list[str], sides: list[str]) -> tuple:
 
 
 def _same_items(left: list[str], right: list[str], depth: int) -> bool:
-    """The same values in any order; in this order where one side names them and the other does not."""
+    """The same values in any order; in this order where only one side names them (x=1, y=2)."""
     if relations.named_on_one_side(left, right):
         return all(same(a, g, depth + 1) for a, g in zip(left, right, strict=True))
     rest = list(left)

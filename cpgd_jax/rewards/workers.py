@@ -74,7 +74,7 @@ class Worker:
         return self._ready
 
     def ask(self, answer: str, gold: str, timeout_s: float) -> Reply:
-        """One comparison. The worker is usable again (perhaps as a new process) when this returns."""
+        """One comparison. The worker, perhaps a new process, is usable again when this returns."""
         if not self.wait_ready():
             self.kill()
             return CRASHED

@@ -1,0 +1,84 @@
+"""Do two formulas have the same value everywhere? They are compared at sample points.
+
+A difference that is not zero vanishes at none of a handful of 190-bit random points but with a
+probability far below that of a broken memory cell.
+"""
+
+import contextlib
+import random
+
+import mpmath
+
+from cpgd_jax.rewards import evaluate, expression
+
+
+def equal(a: tuple, b: tuple) -> bool:
+    """The two formulas have the same value wherever both have one. Raises TooLarge."""
+    names = sorted(expression.symbols(a) | expression.symbols(b))
+    if not names:
+        return _same_at(a, b, {}) is True
+    positive = [_same_at(a, b, point) for point in _points(names, positive=True)]
+    mixed = [_same_at(a, b, point, real_only=True) for point in _points(names, positive=False)]
+    return False not in positive + mixed and positive.count(True) >= 2
+
+
+def nonzero(node: tuple) -> bool:
+    """The formula is not zero at any sample point where it has a value."""
+    values = []
+    for point in _points(sorted(expression.symbols(node)), positive=True):
+        with contextlib.suppress(evaluate.Undefined):
+            values.append(evaluate.at(node, point))
+    return bool(values) and not any(evaluate.close(value, Fraction(0)) for value in values)
+
+
+def ratio(a: tuple, b: tuple) -> evaluate.Value | None:
+    """The constant q with a = q * b at all sample points, or None."""
+    names = sorted(expression.symbols(a) | expression.symbols(b))
+    first = None
+    for point in _points(names, positive=True) + _points(names, positive=False):
+        try:
+            top, bottom = evaluate.at(a, point), evaluate.at(b, point)
+            here = evaluate.divide(top, bottom)
+        except evaluate.Undefined:
+            continue
+        if first is None:
+            first = here
+        elif not evaluate.close(first, here):
+            return None
+    return None if first is None or evaluate.close(first, Fraction(0)) else first
+
+
+def _points(names: list[str], positive: bool) -> list[dict[str, mpmath.mpf]]:
+    """Sample points, the same for the same names."""
+    source = random.Random(20250517 + positive)
+    with mpmath.workdps(evaluate.DIGITS):
+        low = mpmath.mpf(0.3) if positive else mpmath.mpf(-3)
+        return [
+            {name: low + mpmath.mpf(source.getrandbits(190)) / 2**190 * 3 for name in names}
+            for _ in range(4)
+        ]
+
+
+def _same_at(a: tuple, b: tuple, point: dict, real_only: bool = False) -> bool | None:
+    """Equal at a point; None if neither has a value there (or, with real_only, a real one)."""
+    try:
+        left, right = evaluate.at(a, point), evaluate.at(b, point)
+    except evaluate.Undefined:
+        return None
+    if real_only and not (evaluate.is_real(left) and evaluate.is_real(right)):
+        return None
+    if evaluate.close(left, right):
+        return True
+    return _vanishes(
+        ("sub", a, b), point, abs(evaluate.inexact(left)) + abs(evaluate.inexact(right))
+    )
+
+
+def _vanishes(node: tuple, point: dict, scale) -> bool:
+    """The difference is rounding error: it shrinks as the precision grows."""
+    if scale > 1e-20 or isinstance(evaluate.at(node, point), Fraction):
+        return False
+    with mpmath.workdps(4 * evaluate.DIGITS):
+        return abs(
+            evaluate.inexact(evaluate.at(node, point, dps=4 * evaluate.DIGITS))
+        ) < mpmath.mpf(10) ** (-3 * evaluate.DIGITS)

@@ -84,7 +84,7 @@ def equal(answer: Number, gold: Number) -> bool:
 
 
 def _rounds_to(decimal: Number, exact: Number) -> bool:
-    """`decimal` is `exact`, a repeating fraction, rounded or cut to 6 or more significant digits."""
+    """`decimal` is `exact`, a repeating one, cut or rounded to 6 or more significant digits."""
     if decimal.decimal_digits < 6 or exact.decimal_digits or _terminates(exact.value):
         return False
     places = _places(decimal.value)

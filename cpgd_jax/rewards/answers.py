@@ -114,7 +114,7 @@ def unboxed(block: str) -> str:
         return _SENTENCE_END.split(said, maxsplit=1)[0].strip(" *\n")
     match = _CONCLUSION.search(said) if len(said) < MAX_SENTENCE else None
     if match and not _DOUBT.search(said) and len(_NUMBER.findall(said)) < 2:
-        return match.group(1)
+        return match.group(1).rstrip(".")
     return said
 
 

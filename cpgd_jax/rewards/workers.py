@@ -75,19 +75,24 @@ class Worker:
 
     def ask(self, answer: str, gold: str, timeout_s: float) -> Reply:
         """One comparison. The worker, perhaps a new process, is usable again when this returns."""
-        if not self.wait_ready():
+        deadline = self._send(answer, gold, timeout_s) or self._send(answer, gold, timeout_s)
+        return CRASHED if deadline is None else self._answer(deadline)
+
+    def _send(self, answer: str, gold: str, timeout_s: float) -> float | None:
+        """Sends a request, on a fresh process if the last one died meanwhile: when to give up."""
+        if self._process is not None and self._process.poll() is not None:
             self.kill()
-            return CRASHED
         self._count += 1
         request = {"id": self._count, "answer": answer, "gold": gold, "timeout_s": timeout_s}
-        deadline = time.monotonic() + timeout_s + GRACE_S
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            if self.wait_ready():
+                self._process.stdin.write(json.dumps(request).encode() + b"\n")
+                self._process.stdin.flush()
+                return time.monotonic() + timeout_s + GRACE_S
         except OSError:
-            self.kill()
-            return CRASHED
-        return self._answer(deadline)
+            pass
+        self.kill()
+        return None
 
     def _answer(self, deadline: float) -> Reply:
         while (left := deadline - time.monotonic()) > 0:

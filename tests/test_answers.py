@@ -1,0 +1,92 @@
+"""Where an answer is found, and what counts as the format."""
+
+import time
+
+import pytest
+
+from cpgd_jax.rewards import answers
+
+THINK = "<think>steps</think>"
+
+
+@pytest.mark.parametrize(
+    "response, expected",
+    [
+        (THINK + r"<answer>\boxed{7}</answer>", "7"),
+        (THINK + r"<answer>first \boxed{3}, then \boxed{8}</answer>", "8"),
+        (THINK + r"<answer>$\boxed{\frac{\sqrt{5}}{2}}$</answer>", r"\frac{\sqrt{5}}{2}"),
+        (THINK + r"<answer>\boxed {7}</answer>", "7"),
+        (THINK + r"<answer>\fbox{7}</answer>", "7"),
+        (THINK + r"<answer>\\boxed{7}</answer>", "7"),
+        (THINK + r"<answer>\boxed{\boxed{7}}</answer>", "{7}"),
+        (THINK + r"<answer>\boxed{\left\{1,2\right\}}</answer>", r"\left\{1,2\right\}"),
+        (THINK + r"<answer>\boxed{7} and \boxed{</answer>", ""),
+        (THINK + r"<answer>\boxed{7} and \boxed{}</answer>", ""),
+        (THINK + r"<answer>\boxed{7</answer>", ""),
+        (THINK + r"<answer>\boxed{7}", "7"),
+        (THINK + "<answer>7", ""),
+        (THINK + "<answer>7</answer>", "7"),
+        (THINK + "<answer>The answer is 7.</answer>", "7."),
+        (THINK + "<answer>Final Answer: **7**</answer>", "7"),
+        (THINK + "<answer>The sum is 7.</answer>", "7"),
+        (THINK + "<answer>答案:7</answer>", "7"),
+        (THINK + "<answer>It is not 7.</answer>", "It is not 7."),
+        (THINK + "<answer>a</answer> <answer>b</answer>", "b"),
+        (THINK + r"\boxed{7}", "7"),
+        (THINK + "It is 7.", ""),
+        (r"So it is \boxed{7}", "7"),
+        ("It is 7.", ""),
+        (r"<think>\boxed{7}</think><answer>unsure</answer>", "unsure"),
+        (r"<think>\boxed{7}</think>", ""),
+        (r"<think>perhaps \boxed{7} but", ""),
+        (r"\boxed{7}<think>perhaps", ""),
+        (r"<think><answer>\boxed{7}</answer></think>", ""),
+        (
+            r"<think>a</think><answer>\boxed{1}</answer><think>b</think><answer>\boxed{2}</answer>",
+            "2",
+        ),
+        (THINK + r"<answer>\boxed{7}</answer><|im_end|><answer>\boxed{9}</answer>", "7"),
+        (THINK + r"<answer>\boxed{7}</answer><|endoftext|>\boxed{9}", "7"),
+        ("", ""),
+    ],
+)
+def test_extract(response, expected):
+    assert answers.extract(response) == expected
+
+
+@pytest.mark.parametrize(
+    "response, expected",
+    [
+        ("<think>a</think><answer>b</answer>", True),
+        ("\n<think>\na\n</think>\n\n<answer>\nb\n</answer>\n", True),
+        ("<think>a</think><answer>b</answer><|im_end|>\nmore", True),
+        ("<think></think><answer>b</answer>", False),
+        ("<think>a</think><answer> </answer>", False),
+        ("<answer>b</answer>", False),
+        ("<think>a</think>", False),
+        ("<think>a</think>b", False),
+        ("so <think>a</think><answer>b</answer>", False),
+        ("<think>a</think> so <answer>b</answer>", False),
+        ("<think>a</think><answer>b</answer> done", False),
+        ("<think>a<think>b</think></think><answer>c</answer>", False),
+        ("<think>a</think><answer>b</answer><answer>c</answer>", False),
+        ("<answer>b</answer><think>a</think>", False),
+        ("<think>a<answer></think>b</answer>", False),
+        ("<THINK>a</THINK><answer>b</answer>", False),
+        ("&lt;think&gt;a&lt;/think&gt;<answer>b</answer>", False),
+        ("", False),
+    ],
+)
+def test_follows_format(response, expected):
+    assert answers.follows_format(response) is expected
+
+
+@pytest.mark.parametrize(
+    "piece", [r"\boxed{", "<think>", "<answer>", "{", "\\", "the answer is ", " ", "}", "</think>"]
+)
+def test_long_repetitions_take_linear_time(piece):
+    response = THINK + "<answer>" + piece * (400_000 // len(piece)) + "</answer>"
+    start = time.perf_counter()
+    answers.extract(response)
+    answers.follows_format(response)
+    assert time.perf_counter() - start < 2

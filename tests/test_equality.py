@@ -1,0 +1,287 @@
+"""When an answer equals the gold, kind by kind, and what hostile text costs."""
+
+import json
+import os
+import tempfile
+import time
+
+import pytest
+
+from cpgd_jax.rewards import Verifier, equality
+
+LIMIT_S = 1.5
+BUGS = ("NameError", "TypeError", "AttributeError", "KeyError", "IndexError")
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    with Verifier(workers=2, timeout_s=LIMIT_S) as pool:
+        pool.warm_up()
+        yield pool
+
+
+def boxed(text):
+    return rf"<think>a</think><answer>$\boxed{{{text}}}$</answer>"
+
+
+# kind: pairs of (answer, gold)
+EQUAL = {
+    "algebra": [
+        (r"\frac{1}{2}x+1", r"\frac{x+2}{2}"), ("(a-2)(a+2)", "a^2-4"), ("b+a", "a+b"),
+        (r"2(2^n-1)", "2^{n+1}-2"), (r"\sqrt{x^2}", "|x|"), ("3x^{2}", "3x^2"), ("2*x", "2x"),
+    ],
+    "equivalence": [
+        (r"\sin^2 t+\cos^2 t", "1"), (r"2\sin x\cos x", r"\sin 2x"), (r"2\ln 2", r"\ln 4"),
+        (r"\log_2 8", "3"), (r"e^{i\pi}", "-1"), ("n(n-1)!", "n!"), (r"\binom{5}{2}", "10"),
+        (r"\sum_{k=1}^{3} k", "6"), (r"\int_0^1 x^2 dx", r"\frac13"),
+        (r"\lfloor 2.5\rfloor", "2"),
+    ],
+    "numbers": [
+        ("007", "7"), ("+7", "7"), ("7.0", "7"), (".5", "0.5"), ("5e3", "5000"), ("-0", "0"),
+        (r"5\times10^{3}", "5000"), (r"2^{10}", "1024"), (r"\frac{1}{2^{99}}", "2^{-99}"),
+        (r"\text{13}", "13"), ("0.333333333", r"\frac13"),
+    ],
+    "fractions": [
+        (r"\frac12", r"\frac{1}{2}"), ("1/2", "0.5"), (r"-\frac12", r"\frac{1}{-2}"),
+        (r"\frac 34", "3/4"), (r"\dfrac{6}{8}", r"\tfrac34"), (r"2\frac{1}{3}", "7/3"),
+        ("2 1/3", r"\frac73"), ("2½", "2.5"),
+    ],
+    "radicals": [
+        (r"\sqrt2", r"\sqrt{2}"), (r"\sqrt{8}", r"2\sqrt{2}"),
+        (r"\frac{\sqrt2}{2}", r"\frac1{\sqrt2}"), (r"\sqrt[3]5", "5^{1/3}"),
+        ("sqrt(2)/2", r"\frac{\sqrt2}{2}"), (r"\sqrt[3]{-8}", "-2"),
+    ],
+    "thousands": [
+        ("1,234,567", "1234567"), (r"1{,}234", "1234"), (r"10\,000", "10000"),
+        ("58500", "58,500"), (r"\$32,\!348", "32348"), ("12 345", "12345"),
+    ],
+    "percent": [
+        ("0.5", r"50\%"), ("50", r"50\%"), ("50%", "50"), (r"\frac{25}{2}\%", r"\frac18"),
+    ],
+    "units": [
+        (r"5\text{ cm}", "5"), ("5", r"5\text{ cm}"), ("5 cm", r"5\,\mathrm{cm}"),
+        ("60°", r"60^\circ"), ("60", r"60^{\circ}"), (r"\frac{\pi}{3}", r"60^\circ"),
+        (r"15 cm²", r"15\mbox{ cm}^2"), (r"500\text{ cm}", r"5\text{ m}"),
+        ("5厘米", r"5\text{ cm}"), (r"\$5", "5"), ("18 eggs", "18"),
+    ],
+    "lists": [
+        ("3,1", "1,3"), (r"x=1 \text{ or } x=3", "x = 1, x = 3"), (r"\pm 3", "3,-3"),
+        (r"3\pm\sqrt2", r"3-\sqrt2, 3+\sqrt2"), ("(2,1),(3,1)", "(3,1),(2,1)"),
+        ("x=1或x=3", "1,3"), ("x=1,y=2", "y=2,x=1"), (r"x=\pm3", r"\pm3"),
+    ],
+    "sets": [
+        (r"\{3,1\}", r"\left\{1,3\right\}"), ("1,3", r"\{1,3\}"),
+        (r"\{1 \text{ and } 3\}", r"\{1,3\}"),
+    ],
+    "tuples": [
+        ("( 1 , 2 )", "(1,2)"), ("（1，2）", "(1,2)"), ("(x,y)=(1,2)", "(1,2)"),
+        ("(0.5,2)", r"(\frac12,2)"),
+    ],
+    "intervals": [
+        ("x<3", r"(-\infty,3)"), (r"1<x\leq 2", "(1,2]"), (r"\{x|x>3\}", r"(3,+\infty)"),
+        (r"x\in[1,2)", "[1,2)"), ("3>x", "x<3"),
+        (r"(3,\infty)\cup(-\infty,1)", r"(-\infty,1)\cup(3,\infty)"),
+        (r"x<1 \text{ or } x>3", r"(-\infty,1)\cup(3,\infty)"), ("x≤3", r"x\le 3"),
+        (r"\mathbb{R}", r"(-\infty,\infty)"),
+    ],
+    "relations": [
+        ("x=5", "5"), ("5", "x=5"), ("2x+4y-3=0", r"y=-\frac12x+\frac34"), ("xy=1", r"y=\frac1x"),
+        ("-x-y=1", "x+y+1=0"), ("f(x)=2x+1", "2x+1"), ("y=2x+1", "f(x)=2x+1"),
+        ("a_n=2n+1", "a_{n}=1+2n"), ("2x+4y<6", "x+2y<3"), (r"x\ne 2", r"2\neq x"),
+        ("2+3=5", "5"), ("= 5", "5"), (r"x\approx5", "5"),
+    ],
+    "matrices": [
+        (r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+        (r"\begin{pmatrix}0.5\\2\end{pmatrix}", r"\begin{pmatrix}\frac12\\ 2\end{pmatrix}"),
+    ],
+    "ratios": [
+        ("6:8", "3:4"), ("3/4", "3:4"), ("2:4:6", "1:2:3"),
+    ],
+    "complex": [
+        ("2i+3", "3+2i"), ("(1+i)^2", "2i"), (r"\frac{1}{1+i}", r"\frac{1-i}{2}"),
+    ],
+    "choices": [
+        ("B", "B"), ("b", "B"), ("(B)", "B"), ("B.", "(B)"), (r"\text{B}", "B"),
+        (r"\textbf{(B)}", "B"), ("B. 15 cm", "B"), ("C, A", "AC"), ("A and C", "AC"),
+        (r"\text{Option B}", "B"),
+    ],
+    "words": [
+        (r"\text{Anna}", "Anna"), ("anna", r"\text{Anna}"), ("yes", "Yes"),
+        ("等腰三角形", r"\text{等腰三角形}"), (r"\text{见解析}", "见解析"),
+        (r"\triangle ABC\sim\triangle DEF", r"\triangle ABC \sim \triangle DEF"),
+    ],
+    "unicode": [
+        ("５", "5"), ("−5", "-5"), ("√2", r"\sqrt2"), ("π/2", r"\frac{\pi}{2}"), ("x²", "x^2"),
+    ],
+    "huge": [
+        ("9^{9^{9^{ 9 }}}", "9^{9^{9^9}}"), ("7" * 6000, "7" * 6000),
+    ],
+}  # fmt: skip
+
+DIFFERENT = {
+    "algebra": [
+        ("x^2+y^2", "(x+y)^2"), ("y", "x"), (r"\sqrt{x^2}", "x"), ("5x", "5"),
+    ],
+    "equivalence": [
+        (r"1+\frac1e", r"1-\frac1e"), (r"\int_0^1 x^2 dx", r"\frac12"),
+    ],
+    "numbers": [
+        ("6", "5"), ("3.14", r"\pi"), ("0.33", r"\frac13"), ("1.414214", r"\sqrt2"), ("O", "0"),
+        ("10^{20}", "10^{20}+1"), (r"\frac{1}{2^{98}}", r"\frac{1}{2^{99}}"), ("4 10/3", "10"),
+    ],
+    "fractions": [
+        (r"\frac43", r"\frac34"), (r"2\frac13", r"\frac23"), ("2 2/3", "2"),
+    ],
+    "thousands": [
+        ("1", "0,1"), ("12106", "12,10,6"), ("100200", "100, 200"), ("1,23", "123"),
+    ],
+    "percent": [
+        ("0.5", r"5\%"), ("5000", r"50\%"),
+    ],
+    "units": [
+        (r"5\text{ m}", r"5\text{ cm}"), (r"6\text{ cm}", r"5\text{ cm}"), ("0.64", "0.64N"),
+    ],
+    "lists": [
+        ("1", "1,3"), ("1,3,3", "1,3"), ("3", r"\pm3"), (r"5 \text{ or } 6", "5"),
+        ("x=2,y=1", "x=1,y=2"), ("2,1", "x=1,y=2"), ("(1,2),(3,1)", "(2,1),(3,1)"),
+    ],
+    "sets": [
+        (r"\{1,2\}", r"\{1,2,3\}"), (r"\{2,5\}", "[2,5]"),
+    ],
+    "tuples": [
+        ("(2,1)", "(1,2)"), ("(1,2,3)", "(1,2)"), ("[1,2]", "(1,2)"),
+    ],
+    "intervals": [
+        (r"x\le3", "x<3"), ("(1,2]", "(1,2)"),
+        (r"(-\infty,1]\cup(3,\infty)", r"(-\infty,1)\cup(3,\infty)"),
+    ],
+    "relations": [
+        ("0=0", "x=3"), ("x=x", "x=3"), ("y=5", "x=5"), ("y=2x+1", "y=2x-1"),
+        ("xy=2", r"y=\frac1x"), ("2x+4y>6", "x+2y<3"), ("4=5", "5"), (r"x\ne2", "x=2"),
+    ],
+    "matrices": [
+        (r"\begin{pmatrix}2\\1\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    ],
+    "ratios": [
+        ("4:3", "3:4"), ("1:2:4", "1:2:3"),
+    ],
+    "choices": [
+        ("A", "B"), ("A or B", "B"), (r"\text{not B}", "B"), ("ABCD", "AC"), ("A", "AC"),
+        ("1", "A"), ("No choice", "C"), (r"\theta", "A"), ("B. 1 and C. 2", "B"),
+    ],
+    "words": [
+        (r"\text{Ben}", r"\text{Anna}"), (r"\text{not east}", r"\text{east}"),
+        ("三角形", "等腰三角形"),
+        (r"\triangle ABC\cong\triangle DEF", r"\triangle ABC\sim\triangle DEF"),
+        ("0", r"\begin{cases} x=1 \\ "),
+    ],
+    "nothing": [
+        ("5", ""), ("5", "$$"), ("", r"\boxed{}"), (r"\{\}", "5"), (r"\text{}", r"\text{}"),
+    ],
+    "instructions": [
+        (r"\text{accept}", "5"), (r"5 \text{ is wrong}", "5"), (r"\text{the gold}", "5"),
+    ],
+}  # fmt: skip
+
+HOSTILE = {
+    "tower": "9^{9^{9^{9}}}", "tower of factorials": "((99!)!)!", "bangs": "3" + "!" * 300,
+    "factorial": "99999999!", "binomial": r"\binom{10^{9}}{10^{8}}", "tiny": "10^{-999999999}",
+    "polynomial": "(x+1)^{100000}-(x-1)^{100000}", "power": r"(1+\frac{1}{10^9})^{10^{18}}",
+    "exponentials": "e^{e^{e^{e^{10}}}}", "big sine": r"\sin(10^{10^{5}})",
+    "root": r"\sqrt[10^{-30}]{2}", "digits": "7" * 200_000, "million": "1+" * 500_000 + "1",
+    "braces": "{" * 2000 + "1" + "}" * 2000, "brackets": "(" * 1400 + "1" + ")" * 1400,
+    "minuses": "-" * 2900 + "1", "bars": "|" * 2001, "roots": r"\sqrt{1+" * 300 + "1" + "}" * 300,
+    "commas": "1," * 50_000 + "1", "underscores": "a_" * 1400, "carets": "2^" * 1400 + "2",
+    "begins": r"\begin{cases}" * 200, "texts": r"\text{" * 400 + "}" * 400, "pm": r"\pm 1" * 500,
+    "equals": "x=" * 1400 + "7", "backslashes": "\\\\" * 50_000, "nul": "\0" * 50,
+    "surrogate": "\udc00 9", "printf": "%s%s%n%999999999d", "superscripts": "2" + "⁹" * 2000,
+}  # fmt: skip
+
+MARK = os.path.join(tempfile.gettempdir(), "cpgd_jax_test_executed")
+INJECTIONS = [
+    f"__import__('os').system('touch {MARK}')",
+    rf"[__import__('os').system('touch {MARK}'), 5][1]*\pi/\pi",
+    f"().__class__.__base__.__subclasses__()[0]('touch {MARK}')",
+    f'Symbol(\'__import__("os").system("touch {MARK}")\')',
+    f"exec(\"open('{MARK}','w')\")",
+    f"!!python/object/apply:os.system ['touch {MARK}']",
+    f"$(touch {MARK})",
+    f"`touch {MARK}`",
+]
+
+
+def flat(table):
+    return [
+        pytest.param(*pair, id=f"{kind}-{n}")
+        for kind, pairs in table.items()
+        for n, pair in enumerate(pairs)
+    ]
+
+
+@pytest.mark.parametrize("answer, gold", flat(EQUAL))
+def test_equal(verifier, answer, gold):
+    score = verifier.score(boxed(answer), gold)
+    assert score.accuracy == 1, score.reason
+
+
+@pytest.mark.parametrize("answer, gold", flat(DIFFERENT))
+def test_different(verifier, answer, gold):
+    score = verifier.score(boxed(answer), gold)
+    assert score.accuracy == 0, score.reason
+    assert not any(bug in score.reason for bug in BUGS)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("gold", ["7", r"\frac{x}{2}", "1,2", r"(-\infty,5)", "x=3"])
+def test_hostile_answers_are_wrong_and_bounded(verifier, kind, gold):
+    start = time.perf_counter()
+    score = verifier.score(boxed(HOSTILE[kind]), gold)
+    assert score.accuracy == 0 and time.perf_counter() - start < LIMIT_S + 0.5
+    assert not any(bug in score.reason for bug in BUGS)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_golds_are_bounded(verifier, kind):
+    start = time.perf_counter()
+    assert verifier.score(boxed("12"), HOSTILE[kind]).accuracy == 0
+    assert time.perf_counter() - start < LIMIT_S + 0.5
+
+
+@pytest.mark.parametrize("text", INJECTIONS)
+@pytest.mark.parametrize("gold", ["0", "5", r"\text{None}", "[0,5]", r"\frac{x}{2}"])
+def test_nothing_is_executed(verifier, text, gold):
+    assert verifier.score(boxed(text), gold).accuracy == 0
+    assert not os.path.exists(MARK)
+
+
+def test_hostile_answers_cost_no_worker(verifier):
+    assert verifier.crashes == 0
+
+
+def test_unparsable_golds_are_compared_as_text():
+    assert equality.quick("rhombus", "rhombus.").equal
+    assert not equality.quick("42", "see the solution").equal
+    assert not equality.quick("", "").equal
+
+
+def test_shared_cases(verifier, shared):
+    """At least 153 of 156 right; what is missed is named when this fails."""
+    lines = (shared / "cases" / "verifier_cases.jsonl").read_text(encoding="utf-8").splitlines()
+    cases = [json.loads(line) for line in lines]
+    scores = verifier.score_batch([c["response"] for c in cases], [c["gold"] for c in cases])
+    pairs = list(zip(cases, scores, strict=True))
+    wrong = [c["id"] for c, s in pairs if s.accuracy != c["expected_accuracy"]]
+    formats = [c["id"] for c, s in pairs if s.format != c["expected_format"]]
+    slow = [c["id"] for c, s in pairs if s.seconds > c.get("max_seconds", 2)]
+    assert len(wrong) == 0 and len(formats) <= 1 and not slow, (wrong, formats, slow)
+
+
+def test_official_olympiad_vectors(verifier, shared):
+    """Right on all vectors without a tolerance of their own (that belongs to the benchmark)."""
+    groups = json.loads((shared / "data" / "olympiadbench" / "scoring_examples.json").read_text())
+    vectors = [(g["GT"], a) for g in groups for a in g["Ans"] if "precision" not in a]
+    answers = [a["answer"].removeprefix(r"\boxed{").removesuffix("}") if "boxed" in a["answer"]
+               else a["answer"] for _, a in vectors]  # fmt: skip
+    scores = verifier.score_batch([boxed(a) for a in answers], [gold for gold, _ in vectors])
+    wrong = [v for v, s in zip(vectors, scores, strict=True) if s.accuracy != v[1]["equal"]]
+    assert not wrong and len(vectors) >= 25

@@ -1,0 +1,170 @@
+"""The worker processes: limits, deaths, threads, leftovers."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cpgd_jax.rewards import Verifier
+
+HANGS = r"\sum_{k=1}^{10^{9}} \frac{1}{k^{k}}"
+NEEDS_WORKER = (r"\frac{x}{2}", "0.5x")
+linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+
+
+def boxed(text):
+    return rf"<think>a</think><answer>\boxed{{{text}}}</answer>"
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    with Verifier(workers=2, timeout_s=5.0) as pool:
+        pool.warm_up()
+        yield pool
+
+
+def child_of(pid):
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    assert wait_until(lambda: children.read_text().split())
+    return int(children.read_text().split()[0])
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_a_hanging_answer_costs_itself_alone(verifier):
+    before = verifier.timeouts
+    start = time.perf_counter()
+    score = verifier.score(boxed(HANGS), "2", timeout_s=0.4)
+    assert time.perf_counter() - start < 1.5
+    assert score.accuracy == 0 and score.timed_out and "time limit" in score.reason
+    assert verifier.timeouts == before + 1
+    for _ in range(4):
+        score = verifier.score(boxed(NEEDS_WORKER[0]), NEEDS_WORKER[1])
+        assert score.accuracy == 1 and score.seconds < 1
+
+
+def test_a_batch_with_hanging_answers_keeps_order_and_time(verifier):
+    answers = [HANGS if n % 8 == 3 else rf"\frac{{{n}x}}{{2}}" for n in range(32)]
+    golds = [f"{n / 2}x" for n in range(32)]
+    start = time.perf_counter()
+    scores = verifier.score_batch([boxed(a) for a in answers], golds, timeout_s=0.4)
+    assert time.perf_counter() - start < 4 / 2 * 0.4 + 3
+    assert [s.accuracy for s in scores] == [int(n % 8 != 3) for n in range(32)]
+    assert [s.timed_out for s in scores] == [n % 8 == 3 for n in range(32)]
+
+
+def test_any_thread_may_score(verifier):
+    wrong = []
+
+    def work(n):
+        for k in range(20):
+            score = verifier.score(boxed(rf"\frac{{{n}x}}{{{k + 1}}}"), f"{n}x/{k + 1}")
+            wrong.extend([(n, k)] if not score.accuracy else [])
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+
+
+@linux
+def test_a_child_that_dies_costs_one_answer(verifier):
+    with Verifier(workers=1, timeout_s=20.0) as pool:
+        pool.warm_up()
+        scores = []
+        thread = threading.Thread(target=lambda: scores.append(pool.score(boxed(HANGS), "2")))
+        thread.start()
+        time.sleep(0.3)
+        os.kill(child_of(pool._workers[0]._process.pid), signal.SIGSEGV)
+        thread.join(10)
+        assert scores[0].accuracy == 0 and not scores[0].timed_out
+        assert (pool.timeouts, pool.crashes) == (0, 1)
+        assert pool.score(boxed(NEEDS_WORKER[0]), NEEDS_WORKER[1]).accuracy == 1
+
+
+@linux
+def test_a_worker_killed_between_answers_costs_none():
+    with Verifier(workers=1, timeout_s=5.0) as pool:
+        pool.warm_up()
+        os.killpg(pool._workers[0]._process.pid, signal.SIGKILL)
+        pool._workers[0]._process.wait()
+        assert pool.score(boxed(NEEDS_WORKER[0]), NEEDS_WORKER[1]).accuracy == 1
+        assert pool.crashes == 0
+
+
+@linux
+def test_close_leaves_no_process():
+    pool = Verifier(workers=2, timeout_s=5.0)
+    pool.warm_up()
+    pids = [worker._process.pid for worker in pool._workers]
+    pids += [child_of(pid) for pid in pids]
+    assert all(map(alive, pids))
+    pool.close()
+    assert wait_until(lambda: not any(map(alive, pids)))
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.score(boxed(NEEDS_WORKER[0]), NEEDS_WORKER[1])
+
+
+@linux
+def test_workers_end_with_their_parent_even_in_a_hanging_answer(tmp_path):
+    script = tmp_path / "plain_script.py"  # no `if __name__ == "__main__"`
+    script.write_text(
+        "import os, threading, time\n"
+        "from cpgd_jax.rewards import Verifier\n"
+        "pool = Verifier(workers=2, timeout_s=2.0)\n"
+        "pool.warm_up()\n"
+        f"hang = lambda: pool.score({boxed(HANGS)!r}, '2')\n"
+        "threading.Thread(target=hang, daemon=True).start()\n"
+        "time.sleep(0.3)\n"
+        "print(*(worker._process.pid for worker in pool._workers), flush=True)\n"
+        "os._exit(1)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2, done.stderr
+    assert wait_until(lambda: not any(map(alive, pids)))
+
+
+def test_bad_sizes_are_refused():
+    with pytest.raises(ValueError, match="workers >= 1"):
+        Verifier(workers=0)
+
+
+@pytest.mark.slow
+def test_soak_keeps_processes_and_memory_flat(verifier):
+    def megabytes():
+        pids = [child_of(worker._process.pid) for worker in verifier._workers]
+        pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids]
+        return sum(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def chunk(start):
+        numbers = range(start, start + 2500)
+        texts = [boxed(rf"\frac{{{n}x}}{{7}}+\sqrt{{{n}}}") for n in numbers]
+        golds = [rf"\sqrt{{{n}}}+{n}x/7" for n in numbers]
+        assert all(s.accuracy for s in verifier.score_batch(texts, golds))
+        verifier.score(boxed(HANGS), "2", timeout_s=0.2)
+
+    chunk(1)
+    first = megabytes()
+    for start in range(2501, 40_000, 2500):
+        chunk(start)
+    assert megabytes() < 1.2 * first + 10

@@ -5,12 +5,21 @@ from collections.abc import Callable
 
 from absl import app, flags
 
+from cpgd_jax import config as config_lib
 from cpgd_jax.errors import UserError
 
 
 def run(main: Callable[[], None]) -> None:
-    """Parses flags, then calls `main()`; a `UserError` is printed as `error: ...` without a traceback."""
+    """Parses flags, then calls `main()`; of a `UserError` only `error: ...` is printed."""
     app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
+
+
+def load_config(flag: flags.FlagHolder) -> config_lib.Config:
+    """The checked config of a `config_flags.DEFINE_config_file` flag."""
+    try:
+        return config_lib.from_config_dict(flag.value)
+    except OSError as error:  # the flag keeps the failure to itself until it is read
+        raise UserError(f"--{flag.name} cannot be read: {_reason(error)}") from error
 
 
 def _guarded(main, argv):
@@ -25,14 +34,30 @@ def _guarded(main, argv):
 
 
 def _parse(argv):
+    if {"--help", "-h", "-help"} & set(argv[1:]):
+        app.usage(writeto_stdout=True, exitcode=0)
     try:
         return flags.FLAGS(argv)
     except (flags.Error, UserError) as error:
         _exit(error)
-    except FileNotFoundError as error:
-        _exit(f"file not found: {error.filename or error}")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        _exit(f"bad --config value: {' '.join(str(error).split())}")
+    except OSError as error:
+        _exit(f"--config cannot be read: {_reason(error)}")
+    except (AttributeError, KeyError, TypeError, ValueError, SyntaxError, ImportError) as error:
+        _exit(_plain(error))
+
+
+def _reason(error: OSError) -> str:
+    """The last line of a message of ml_collections: file and reason."""
+    return error.strerror or str(error).strip().splitlines()[-1].strip()
+
+
+def _plain(error: Exception) -> str:
+    """ml_collections wraps a KeyError, which shows its argument quoted, in an AttributeError."""
+    while error.args and isinstance(error.args[0], Exception):
+        error = error.args[0]
+    if isinstance(error, KeyError):
+        return f"unknown config key {error.args[0]}; see configs/base.py"
+    return f"bad --config value: {error}"
 
 
 def _exit(error):

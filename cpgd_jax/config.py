@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cpgd_jax import config_checks
 from cpgd_jax.errors import UserError, nearest
 
 
@@ -189,9 +190,9 @@ class Config:
 
 
 def from_config_dict(values: Mapping[str, Any]) -> Config:
-    """A checked, frozen `Config`. `values`: a ConfigDict or nested dict with every key of base.py."""
+    """A checked, frozen `Config` of a ConfigDict or nested dict with every key of base.py."""
     config = _build(Config, values, "config")
-    _check(config)
+    config_checks.check(config)
     return config
 
 
@@ -224,7 +225,8 @@ def _build(cls, values, path):
     for key in hints:
         if key not in values:
             raise UserError(
-                f"config key {path}.{key} is missing{nearest(key, values)}: start from configs/base.py"
+                f"config key {path}.{key} is missing{nearest(key, values)}:"
+                " start from configs/base.py"
             )
     return cls(**{key: _convert(hints[key], values[key], f"{path}.{key}") for key in hints})
 
@@ -239,87 +241,3 @@ def _convert(hint, value, path):
         names = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
         raise UserError(f"{path} is {value!r}: it must be of type {names}")
     return value
-
-
-def _check(c: Config) -> None:
-    one_of = {
-        "stage": (c.stage, ("rl", "supervised")),
-        "model.dtype": (c.model.dtype, ("float32", "bfloat16")),
-        "data.source": (c.data.source, ("arithmetic", "jsonl")),
-        "data.system_prompt": (c.data.system_prompt, ("reasoning", "none")),
-    }
-    for key, (value, allowed) in one_of.items():
-        if value not in allowed:
-            raise UserError(
-                f"config.{key} is {value!r}{nearest(value, allowed)}: choose one of {', '.join(allowed)}"
-            )
-    _check_ranges(c)
-    _check_divisions(c)
-    if c.stage == "supervised" and c.data.source != "arithmetic":
-        raise UserError(
-            f"config.stage is 'supervised' and config.data.source {c.data.source!r}: only the arithmetic"
-            " source has demonstrations"
-        )
-
-
-def _check_ranges(c: Config) -> None:
-    positive = ["num_rollouts", "rollout.prompts", "rollout.samples_per_prompt", "model.num_layers"]
-    positive += ["rollout.max_prompt_len", "rollout.max_response_len", "rollout.temperature"]
-    positive += ["train.minibatch_size", "train.microbatch_size", "train.epochs", "optim.lr"]
-    positive += ["optim.grad_clip", "supervised.steps", "supervised.batch_size", "eval.problems"]
-    positive += ["reward.timeout_s", "reward.workers", "checkpoint.every", "checkpoint.keep"]
-    positive += ["model.hidden_size", "model.mlp_size", "model.num_heads", "model.num_kv_heads"]
-    positive += ["model.head_dim", "eval.samples"]
-    for key in positive:
-        if not _get(c, key) > 0:
-            raise UserError(f"config.{key} is {_get(c, key)}: it must be above 0")
-    not_negative = ["rollout.top_k", "rollout.slots", "rollout.max_refills", "optim.weight_decay"]
-    not_negative += ["optim.warmup_steps", "eval.every", "log.rollouts", "loss.entropy_coef"]
-    not_negative += ["loss.sampler_is_cap", "reward.overlong_penalty", "seed"]
-    for key in not_negative:
-        if not _get(c, key) >= 0:
-            raise UserError(f"config.{key} is {_get(c, key)}: it must not be negative")
-    fractions = ["optim.lr_end_frac", "data.arithmetic.three_operand_frac"]
-    fractions += ["data.arithmetic.slip_frac", "data.arithmetic.bad_format_frac"]
-    fractions += ["data.arithmetic.held_out_frac"]
-    for key in fractions:
-        if not 0 <= _get(c, key) <= 1:
-            raise UserError(f"config.{key} is {_get(c, key)}: it must be between 0 and 1")
-    if not 0 < c.rollout.top_p <= 1:
-        raise UserError(f"config.rollout.top_p is {c.rollout.top_p}: it must be in (0, 1]; 1 = off")
-
-
-def _check_divisions(c: Config) -> None:
-    if c.model.num_heads % c.model.num_kv_heads:
-        raise UserError(
-            f"config.model.num_heads is {c.model.num_heads}: it must be a multiple of"
-            f" config.model.num_kv_heads {c.model.num_kv_heads}"
-        )
-    if c.model.head_dim % 2:
-        raise UserError(
-            f"config.model.head_dim is {c.model.head_dim}: rotary embedding needs it even"
-        )
-    if c.stage != "rl":
-        return
-    G, mini, micro = c.rollout.samples_per_prompt, c.train.minibatch_size, c.train.microbatch_size
-    B = c.rollout.prompts * G
-    if B % mini:
-        raise UserError(
-            f"config.train.minibatch_size {mini} does not divide the rollout of {c.rollout.prompts} prompts"
-            f" x {G} samples = {B} responses: change one of the three"
-        )
-    if mini % G:
-        raise UserError(
-            f"config.train.minibatch_size {mini} is not a multiple of config.rollout.samples_per_prompt"
-            f" {G}: a minibatch holds whole groups"
-        )
-    if mini % micro:
-        raise UserError(
-            f"config.train.microbatch_size {micro} does not divide config.train.minibatch_size {mini}"
-        )
-
-
-def _get(config, dotted):
-    for name in dotted.split("."):
-        config = getattr(config, name)
-    return config

@@ -1,0 +1,155 @@
+"""Values of a config that are out of range or contradict each other: one line that names the key.
+
+What depends on the algorithm's row is checked in `algorithms`, on tokenizer or devices in `run`.
+"""
+
+from cpgd_jax.errors import UserError, nearest
+
+CHOICES = {
+    "stage": ("rl", "supervised"),
+    "model.dtype": ("float32", "bfloat16"),
+    "data.source": ("arithmetic", "jsonl"),
+    "data.system_prompt": ("reasoning", "none"),
+}
+POSITIVE = (
+    "num_rollouts",
+    "rollout.prompts",
+    "rollout.samples_per_prompt",
+    "rollout.max_prompt_len",
+    "rollout.max_response_len",
+    "rollout.temperature",
+    "model.num_layers",
+    "model.hidden_size",
+    "model.mlp_size",
+    "model.num_heads",
+    "model.num_kv_heads",
+    "model.head_dim",
+    "model.rope_theta",
+    "model.norm_eps",
+    "data.arithmetic.max_operand",
+    "train.minibatch_size",
+    "train.microbatch_size",
+    "train.epochs",
+    "supervised.steps",
+    "supervised.batch_size",
+    "optim.lr",
+    "optim.eps",
+    "optim.grad_clip",
+    "eval.problems",
+    "eval.samples",
+    "reward.timeout_s",
+    "reward.workers",
+    "checkpoint.every",
+    "checkpoint.keep",
+)
+NOT_NEGATIVE = (
+    "seed",
+    "rollout.top_k",
+    "rollout.slots",
+    "rollout.max_refills",
+    "optim.weight_decay",
+    "optim.warmup_steps",
+    "eval.every",
+    "log.rollouts",
+    "loss.entropy_coef",
+    "loss.sampler_is_cap",
+    "reward.accuracy_weight",
+    "reward.format_weight",
+    "reward.overlong_penalty",
+)
+FRACTIONS = (
+    "optim.lr_end_frac",
+    "optim.b1",
+    "optim.b2",
+    "data.arithmetic.three_operand_frac",
+    "data.arithmetic.held_out_frac",
+    "data.arithmetic.slip_frac",
+    "data.arithmetic.bad_format_frac",
+)
+
+
+def check(c) -> None:
+    """Raises UserError for the first fault of a `config.Config`."""
+    for key, allowed in CHOICES.items():
+        value = get(c, key)
+        if value not in allowed:
+            hint = f"{nearest(value, allowed)}: choose one of {', '.join(allowed)}"
+            raise UserError(f"config.{key} is {value!r}{hint}")
+    _check_ranges(c)
+    _check_model(c)
+    if c.stage == "supervised":
+        _check_supervised(c)
+    else:
+        _check_rollout(c)
+
+
+def get(config, dotted: str):
+    """The field `a.b.c` of nested records."""
+    for name in dotted.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def _check_ranges(c) -> None:
+    # Written so that NaN, which compares with nothing, is refused too.
+    for keys, fits, demand in (
+        (POSITIVE, lambda x: 0 < x < float("inf"), "above 0"),
+        (NOT_NEGATIVE, lambda x: 0 <= x < float("inf"), "0 or above"),
+        (FRACTIONS, lambda x: 0 <= x <= 1, "between 0 and 1"),
+        (("rollout.top_p",), lambda x: 0 < x <= 1, "above 0 and at most 1; 1 = off"),
+    ):
+        for key in keys:
+            if not fits(get(c, key)):
+                raise UserError(f"config.{key} is {get(c, key)}: it must be {demand}")
+    buffer, cap = c.reward.overlong_buffer, c.rollout.max_response_len
+    if buffer is not None and not 0 <= buffer <= cap:
+        raise UserError(
+            f"config.reward.overlong_buffer is {buffer}: it must be between 0 and"
+            f" config.rollout.max_response_len {cap}"
+        )
+
+
+def _check_model(c) -> None:
+    if c.model.num_heads % c.model.num_kv_heads:
+        raise UserError(
+            f"config.model.num_heads is {c.model.num_heads}: it must be a multiple of"
+            f" config.model.num_kv_heads {c.model.num_kv_heads}"
+        )
+    if c.model.head_dim % 2:
+        raise UserError(
+            f"config.model.head_dim is {c.model.head_dim}: rotary embedding needs it even"
+        )
+
+
+def _check_supervised(c) -> None:
+    if c.data.source != "arithmetic":
+        raise UserError(
+            f"config.stage is 'supervised' and config.data.source {c.data.source!r}: only the"
+            " arithmetic source has demonstrations"
+        )
+    size, micro = c.supervised.batch_size, c.train.microbatch_size
+    if size % micro:
+        raise UserError(
+            f"config.train.microbatch_size {micro} does not divide"
+            f" config.supervised.batch_size {size}"
+        )
+
+
+def _check_rollout(c) -> None:
+    G, mini, micro = c.rollout.samples_per_prompt, c.train.minibatch_size, c.train.microbatch_size
+    B = c.rollout.prompts * G
+    if B % mini:
+        raise UserError(
+            f"config.train.minibatch_size {mini} does not divide the rollout of"
+            f" {c.rollout.prompts} prompts x {G} samples = {B} responses: change one of the three"
+        )
+    if mini % G:
+        raise UserError(
+            f"config.train.minibatch_size {mini} is not a multiple of"
+            f" config.rollout.samples_per_prompt {G}: a minibatch holds whole groups"
+        )
+    if mini % micro:
+        raise UserError(
+            f"config.train.microbatch_size {micro} does not divide"
+            f" config.train.minibatch_size {mini}"
+        )

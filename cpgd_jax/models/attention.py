@@ -20,24 +20,27 @@ def attend(q_BTNH, k_BSKH, v_BSKH, mask_BTS):
     return jnp.einsum("bkrts,bskh->btkrh", weight, v_BSKH).reshape(B, T, N, H)
 
 
-def attend_shared(q_BNH, prompt_k_QSKH, prompt_v_QSKH, prompt_mask_QS, k_BTKH, v_BTKH, mask_BT):
+def attend_shared(q_BNH, cache, prompt_mask_QS, mask_BT):
     """One query a row over its prompt's keys (one copy a group) and its own response keys.
 
-    Rows are group by group, B = Q * G. mask True = may attend. Returns [B, N, H].
+    cache: a `kv_cache.LayerCache`. Rows are group by group, B = Q * G. mask True = may attend.
+    Returns [B, N, H].
     """
     B, N, H = q_BNH.shape
-    Q, S, K, _ = prompt_k_QSKH.shape
-    q_QGKRH = q_BNH.reshape(Q, B // Q, K, N // K, H) * H**-0.5
-    k_QGTKH = k_BTKH.reshape(Q, B // Q, *k_BTKH.shape[1:])
-    v_QGTKH = v_BTKH.reshape(k_QGTKH.shape)
-    own_mask = mask_BT.reshape(Q, B // Q, 1, 1, -1)
+    Q, K, _, S = cache.prompt_k_QKHS.shape
+    q_BKRH = q_BNH.reshape(B, K, N // K, H) * H**-0.5
+    q_QGKRH = q_BKRH.reshape(Q, B // Q, K, N // K, H)
 
     f32 = jnp.float32
-    prompt = jnp.einsum("qgkrh,qskh->qgkrs", q_QGKRH, prompt_k_QSKH, preferred_element_type=f32)
-    own = jnp.einsum("qgkrh,qgtkh->qgkrt", q_QGKRH, k_QGTKH, preferred_element_type=f32)
-    prompt = jnp.where(prompt_mask_QS[:, None, None, None, :], prompt, MASKED)
-    own = jnp.where(own_mask, own, MASKED)
-    weight = jax.nn.softmax(jnp.concatenate([prompt, own], axis=-1), axis=-1).astype(q_BNH.dtype)
-    out = jnp.einsum("qgkrs,qskh->qgkrh", weight[..., :S], prompt_v_QSKH)
-    out += jnp.einsum("qgkrt,qgtkh->qgkrh", weight[..., S:], v_QGTKH)
+    own = jnp.einsum("bkrh,bkht->bkrt", q_BKRH, cache.k_BKHT, preferred_element_type=f32)
+    prompt = jnp.einsum(
+        "qgkrh,qkhs->qgkrs", q_QGKRH, cache.prompt_k_QKHS, preferred_element_type=f32
+    )
+    own = jnp.where(mask_BT[:, None, None], own, MASKED)
+    prompt = jnp.where(prompt_mask_QS[:, None, None, None], prompt, MASKED)
+    score = jnp.concatenate([prompt.reshape(*own.shape[:3], S), own], axis=-1)
+    weight = jax.nn.softmax(score, axis=-1).astype(q_BNH.dtype)
+    weight_QGKRS = weight[..., :S].reshape(prompt.shape)
+    out = jnp.einsum("qgkrs,qksh->qgkrh", weight_QGKRS, cache.prompt_v_QKSH).reshape(q_BKRH.shape)
+    out += jnp.einsum("bkrt,bkth->bkrh", weight[..., S:], cache.v_BKTH)
     return out.reshape(B, N, H)

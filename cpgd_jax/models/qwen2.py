@@ -114,33 +114,32 @@ class Qwen2(nnx.Module):
         hidden_QSD, (k, v) = self._sequence(token_QS, mask_QS, keep_kv=True)
         return hidden_QSD[:, -1], kv_cache.start(k, v, mask_QS, group, max_new_tokens)
 
-    def decode(self, token_B, position_B, column, mask_BT, cache):
+    def decode_layers(self):
+        """The layers one by one, for `decode`; made outside the loop, so that it is done once."""
+        _, layers = nnx.split(self.blocks)
+        return [jax.tree.map(lambda x, i=i: x[i], layers) for i in range(self.config.num_layers)]
+
+    def decode(self, token_B, position_B, column, mask_BT, cache, layers=None):
         """One token of every row: hidden [B, D] and the cache with column `column` written.
 
         mask_BT: response columns that the row may attend to, `column` included.
+        layers: `decode_layers()`. Unrolled, with a cache a layer: a scan would copy what it slices.
         """
         c = self.config
         cos, sin = rope.angles(position_B, c.head_dim, c.rope_theta)
-        graphdef, layers = nnx.split(self.blocks)
+        # without the barrier every layer and head computes its own angles and mask
+        cos, sin, mask_BT = jax.lax.optimization_barrier((cos, sin, mask_BT))
+        graphdef = nnx.split(self.blocks)[0]
+        x, layer_caches = self._embed(token_B), []
+        for layer, layer_cache in zip(layers or self.decode_layers(), cache.layers, strict=True):
 
-        def block(carry, xs):
-            x, cache = carry
-            layer, index, prompt_k, prompt_v = xs
-
-            def attend(q, k, v):
-                nonlocal cache
-                cache = kv_cache.write(cache, index, column, k, v)
-                own_k, own_v = cache.k_LBTKH[index], cache.v_LBTKH[index]
-                prompt = (prompt_k, prompt_v, cache.prompt_mask_QS)
-                return attention.attend_shared(q, *prompt, own_k, own_v, mask_BT)
+            def attend(q, k, v, layer_cache=layer_cache):
+                layer_caches.append(kv_cache.write(layer_cache, column, k, v))
+                return attention.attend_shared(q, layer_caches[-1], cache.prompt_mask_QS, mask_BT)
 
             x = nnx.merge(graphdef, layer)(x, cos, sin, attend)
-            return (x, cache), None
-
-        index_L = jnp.arange(c.num_layers)
-        xs = (layers, index_L, cache.prompt_k_LQSKH, cache.prompt_v_LQSKH)
-        (x, cache), _ = jax.lax.scan(block, (self._embed(token_B), cache), xs)
-        return rms_norm(x, self.final_norm[...], c.norm_eps), cache
+        x = rms_norm(x, self.final_norm[...], c.norm_eps)
+        return x, cache.replace(layers=tuple(layer_caches))
 
     def _embed(self, token):
         return self.embed[...][token].astype(self.config.dtype)

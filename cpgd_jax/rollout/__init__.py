@@ -42,6 +42,8 @@ def generate(
     _check_prompts(prompts, vocab_size)
     _check_ids("stop id", stop_ids, vocab_size)
     _check_ids("forbidden id", forbidden_ids, vocab_size)
+    if len(set(forbidden_ids)) == vocab_size:
+        raise UserError("forbidden_ids holds every id: leave at least one that can be sampled")
     _check_law(temperature, top_k, top_p)
     for name, value in (
         ("samples_per_prompt", samples_per_prompt),

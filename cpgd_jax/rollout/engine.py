@@ -141,6 +141,7 @@ def _rollout(graphdef, params, requests: Requests, *, group, max_new_tokens, law
     key_B = sampling.row_keys(requests.key, requests.prompt_id_B, requests.sample_B)
     prompt_len_B = jnp.repeat(requests.prompt_mask_QS.sum(axis=1), group)
     column_1T = jnp.arange(T)[None]
+    layers = model.decode_layers()
 
     def append(loop, logits_BV):
         uniform_B2 = sampling.uniforms(key_B, loop.token_index)
@@ -161,7 +162,7 @@ def _rollout(graphdef, params, requests: Requests, *, group, max_new_tokens, law
         column = loop.token_index - 1
         visible_BT = jnp.broadcast_to(column_1T <= column, loop.response_BT.shape)
         hidden_BD, cache = model.decode(
-            loop.token_B, prompt_len_B + column, column, visible_BT, loop.cache
+            loop.token_B, prompt_len_B + column, column, visible_BT, loop.cache, layers
         )
         return append(loop._replace(cache=cache), model.head(hidden_BD))
 

@@ -22,7 +22,7 @@ class Groups(NamedTuple):
 
     valid_QG: jax.Array  # bool, True = a finite reward
     count_Q1: jax.Array  # float32, finite rewards
-    mean_Q1: jax.Array  # float32; 0 where there is none
+    centred_QG: jax.Array  # float32, reward - mean of its group; 0 where not valid or no signal
     std_Q1: jax.Array  # float32, ddof 1; 0 exactly where there is no signal
     signal_Q1: jax.Array  # bool, True = the finite rewards differ
 
@@ -62,7 +62,7 @@ def advantages(
 
 
 def group_stats(reward_QG) -> Groups:
-    """Count, mean, std (ddof 1) and presence of a signal of each group: float [Q, G] -> Groups."""
+    """What the rewards of each group say: float [Q, G] -> Groups."""
     chex.assert_rank(reward_QG, 2)
     reward_QG = jnp.asarray(reward_QG, jnp.float32)
     valid_QG = jnp.isfinite(reward_QG)
@@ -70,13 +70,15 @@ def group_stats(reward_QG) -> Groups:
     largest_Q1 = jnp.where(valid_QG, reward_QG, -jnp.inf).max(axis=1, keepdims=True)
     least_Q1 = jnp.where(valid_QG, reward_QG, jnp.inf).min(axis=1, keepdims=True)
     signal_Q1 = largest_Q1 > least_Q1
-    mean_Q1 = masked.fill(reward_QG, valid_QG).sum(1, keepdims=True) / jnp.maximum(count_Q1, 1.0)
-    # In units of the spread, so that squares neither overflow nor vanish.
+    # From the least and in units of the spread, so that nothing is rounded away or overflows.
     spread_Q1 = jnp.where(signal_Q1, largest_Q1 - least_Q1, 1.0)
-    centred_QG = jnp.where(valid_QG & signal_Q1, (reward_QG - mean_Q1) / spread_Q1, 0.0)
-    squares_Q1 = jnp.square(centred_QG).sum(axis=1, keepdims=True)
-    std_Q1 = spread_Q1 * jnp.sqrt(squares_Q1 / jnp.maximum(count_Q1 - 1.0, 1.0))
-    return Groups(valid_QG, count_Q1, mean_Q1, std_Q1, signal_Q1)
+    counted_QG = valid_QG & signal_Q1
+    x_QG = jnp.where(counted_QG, (reward_QG - least_Q1) / spread_Q1, 0.0)
+    mean_Q1 = x_QG.sum(axis=1, keepdims=True) / jnp.maximum(count_Q1, 1.0)
+    x_QG = jnp.where(counted_QG, x_QG - mean_Q1, 0.0)
+    variance_Q1 = jnp.square(x_QG).sum(1, keepdims=True) / jnp.maximum(count_Q1 - 1.0, 1.0)
+    std_Q1 = spread_Q1 * jnp.sqrt(variance_Q1)
+    return Groups(valid_QG, count_Q1, spread_Q1 * x_QG, std_Q1, signal_Q1)
 
 
 def group_metrics(reward_QG) -> dict:
@@ -120,11 +122,10 @@ def _per_response(row, reward_QG, length_QG):
 def _centre(row, reward_QG, groups):
     if row.baseline == "none":
         return masked.fill(reward_QG, groups.valid_QG)
-    A = jnp.where(groups.valid_QG & groups.signal_Q1, reward_QG - groups.mean_Q1, 0.0)
     if row.baseline == "leave_one_out":
         # R_k - mean of the others = (R_k - mean of all) * n / (n - 1)
-        A *= groups.count_Q1 / jnp.maximum(groups.count_Q1 - 1.0, 1.0)
-    return A
+        return groups.centred_QG * groups.count_Q1 / jnp.maximum(groups.count_Q1 - 1.0, 1.0)
+    return groups.centred_QG
 
 
 def _weigh(row, A, groups):

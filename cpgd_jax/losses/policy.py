@@ -56,8 +56,7 @@ def policy_loss(
     )
     if weight_BT is None:
         weight_BT = token_weights(row.aggregation, mask_BT, group_B, row.max_response_len)
-    weight_BT = jnp.where(mask_BT, jax.lax.stop_gradient(weight_BT), 0.0)
-    chex.assert_equal_shape((weight_BT, logp))
+    weight_BT = jax.lax.stop_gradient(masked.fill(jnp.asarray(weight_BT), mask_BT))
 
     old = jax.lax.stop_gradient(old)
     A = _weighted_advantage(row, advantage_B, mask_BT, old, sampler, epoch)
@@ -107,10 +106,11 @@ def _weighted_advantage(row, advantage, mask_BT, old, sampler, epoch):
     Every objective is positively homogeneous in A, so a weight on A is a weight on the objective.
     """
     chex.assert_type(advantage, float)
+    chex.assert_equal_shape_prefix((advantage, mask_BT), 1)
     advantage = jnp.asarray(advantage, jnp.float32)
-    A = advantage[:, None] if advantage.ndim == 1 else advantage
-    A = jnp.where(mask_BT, A, 0.0)
-    chex.assert_equal_shape((A, mask_BT))
+    if advantage.ndim == 1:
+        advantage = jnp.broadcast_to(advantage[:, None], mask_BT.shape)
+    A = masked.fill(advantage, mask_BT)
     if epoch is not None:
         # Section 6.1: A <- clip(sg(pi_(m-1) / pi_old), 1-eps, 1+eps) * A
         A *= jnp.clip(ratio(epoch - old), 1.0 - row.clip_eps_low, 1.0 + row.clip_eps_high)

@@ -3,6 +3,7 @@
 Exact numbers that would not fit into MAX_BITS are refused, never computed.
 """
 
+import math
 from fractions import Fraction
 
 import mpmath
@@ -113,13 +114,17 @@ def _exact_root(value: Fraction, index: int) -> Fraction | None:
     """The rational index-th root of a fraction >= 0, or None."""
     if index > 64 or _bits(value) > 4000:
         return None
-    with mpmath.workdps(DIGITS + _bits(value) // 3):
-        top, bottom = (
-            int(mpmath.nint(mpmath.root(part, index)))
-            for part in (value.numerator, value.denominator)
-        )
+    top, bottom = _whole_root(value.numerator, index), _whole_root(value.denominator, index)
     root = Fraction(top, bottom)
     return root if root**index == value else None
+
+
+def _whole_root(number: int, index: int) -> int:
+    """The index-th root of a whole number, rounded."""
+    if index == 2:
+        return math.isqrt(number)
+    with mpmath.workdps(20 + number.bit_length() // 3):
+        return int(mpmath.nint(mpmath.root(number, index)))
 
 
 def _root(value: Value, index: Value) -> Value:

@@ -17,9 +17,14 @@ def equal(a: tuple, b: tuple) -> bool:
     names = sorted(expression.symbols(a) | expression.symbols(b))
     if not names:
         return _same_at(a, b, {}) is True
-    positive = [_same_at(a, b, point) for point in _points(names, positive=True)]
-    mixed = [_same_at(a, b, point, real_only=True) for point in _points(names, positive=False)]
-    return False not in positive + mixed and positive.count(True) >= 2
+    agreed = 0
+    for point in _points(names, positive=True):
+        if (same := _same_at(a, b, point)) is False:
+            return False
+        agreed += same is True
+    return agreed >= 2 and not any(
+        _same_at(a, b, point, real_only=True) is False for point in _points(names, positive=False)
+    )
 
 
 def nonzero(node: tuple) -> bool:
@@ -55,7 +60,7 @@ def _points(names: list[str], positive: bool) -> list[dict[str, mpmath.mpf]]:
         low = mpmath.mpf(0.3) if positive else mpmath.mpf(-3)
         return [
             {name: low + mpmath.mpf(source.getrandbits(190)) / 2**190 * 3 for name in names}
-            for _ in range(4)
+            for _ in range(3)
         ]
 
 

@@ -27,6 +27,7 @@ _BOLD = re.compile(r"(?<![\w)}\]])\*\*([^*]*)\*\*")
 _GROUP_SPACE = re.compile(r",\s*\\!\s*")
 _OVERESCAPED = re.compile(r"\\\\(?=[a-zA-Z])")
 _NUMBER_COMMAND = re.compile(r"\\(?:number|num|quantity)\s*\{([^{}]*)\}")
+_TWO_FORMULAS = re.compile(r"\$\s+\$|(?<=\S)\$\$\$\$(?=\S)")  # $5$ $7$ are two values
 _SPACES = {r"\\": r"\\", r"\,": "", r"\!": ""}
 _DEGREE = re.compile(
     r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z])|\\degree(?![a-zA-Z])|\{\s*\\degree\s*\})"
@@ -88,6 +89,7 @@ def _short_frac(match: re.Match) -> str:
 def normalise(text: str) -> str:
     """The common spelling of `text`; blanks are single and carry no meaning but between words."""
     text = _from_unicode(text)
+    text = _TWO_FORMULAS.sub(" , ", text)
     text = text.replace("&lt;", "<").replace("&gt;", ">")
     text = _DELIMITER.sub(lambda m: m.group() if m.group() == r"\\" else " ", text)
     text = text.replace("{,}", ",").replace(r"\%", "%")

@@ -1,6 +1,7 @@
 r"""Splits formulas at separators outside of brackets."""
 
 import re
+from functools import lru_cache
 
 BRACKETS = {r"\langle": "("}  # openers that mean the same as another
 _OPENERS = frozenset(["(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil"])
@@ -13,7 +14,8 @@ _PIECE = re.compile(
 )
 
 
-def pieces(text: str) -> list[tuple[str, int, int]]:
+@lru_cache(maxsize=256)
+def pieces(text: str) -> tuple[tuple[str, int, int], ...]:
     """(piece, its start, bracket depth before it) for every symbol of the text."""
     found, depth = [], 0
     for match in _PIECE.finditer(text):
@@ -22,7 +24,7 @@ def pieces(text: str) -> list[tuple[str, int, int]]:
         depth -= closes and depth > 0
         found.append((piece, match.start(), depth))
         depth += piece in _OPENERS or piece.startswith(r"\begin")
-    return found
+    return tuple(found)
 
 
 def split(text: str, separators: frozenset[str]) -> list[str]:

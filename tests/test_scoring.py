@@ -1,0 +1,91 @@
+"""The trainer's ln-probabilities: alignment, masking, microbatches, compilations, gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from cpgd_jax.models.qwen2 import ModelConfig, Qwen2
+from cpgd_jax.rollout import scoring
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Qwen2(ModelConfig(61, 2, 16, 32, 4, 2, 4, init_std=0.4), nnx.Rngs(0))
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Five rows: prompts of 1..4 tokens in 4 columns, responses of 0..6 tokens in 6."""
+    rng = np.random.default_rng(0)
+    prompt_len, length = np.array([1, 4, 2, 3, 4]), np.array([6, 1, 3, 0, 5])
+    return (
+        rng.integers(0, 61, (5, 4)).astype(np.int32),
+        np.arange(4) >= 4 - prompt_len[:, None],
+        rng.integers(0, 61, (5, 6)).astype(np.int32),
+        np.arange(6) < length[:, None],
+    )
+
+
+def test_logits_of_the_column_before_score_the_token(model, rows):
+    logp, entropy = scoring.score(*nnx.split(model), *rows, temperature=0.8)
+    prompt, prompt_mask, response, mask = rows
+    for b in range(len(prompt)):
+        tokens = np.concatenate([prompt[b][prompt_mask[b]], response[b][mask[b]]])[None]
+        hidden = model.hidden(jnp.asarray(tokens), jnp.ones(tokens.shape, bool))
+        law = jax.nn.log_softmax(model.head(hidden)[0] / 0.8)
+        n, first = mask[b].sum(), prompt_mask[b].sum() - 1
+        law = np.asarray(law[first : first + n])
+        np.testing.assert_allclose(logp[b, :n], law[np.arange(n), response[b, :n]], atol=1e-5)
+        np.testing.assert_allclose(entropy[b, :n], -(np.exp(law) * law).sum(-1), atol=1e-5)
+    assert (np.asarray(logp)[~mask] == 0).all() and (np.asarray(entropy)[~mask] == 0).all()
+
+
+def test_masked_tokens_change_nothing(model, rows):
+    prompt, prompt_mask, response, mask = rows
+    other = (np.where(prompt_mask, prompt, 7), prompt_mask, np.where(mask, response, 7), mask)
+    parts = nnx.split(model)
+    np.testing.assert_array_equal(
+        scoring.score(*parts, *rows, temperature=1.0),
+        scoring.score(*parts, *other, temperature=1.0),
+    )
+
+
+def test_any_number_of_rows_in_microbatches_shares_one_compilation(model, rows):
+    parts = nnx.split(model)
+    whole = scoring.score_rollout(*parts, *rows, temperature=1.0, microbatch_size=5)
+    compiled = scoring.score._cache_size()
+    for count in (5, 4, 1):
+        split = scoring.score_rollout(
+            *parts, *(x[:count] for x in rows), temperature=1.0, microbatch_size=2
+        )
+        for x, y in zip(split, whole, strict=True):
+            assert x.dtype == np.float32
+            np.testing.assert_allclose(x, y[:count], atol=1e-5)
+    assert scoring.score._cache_size() == compiled + 1
+
+
+def test_gradient_of_masked_tokens_is_exactly_zero(model, rows):
+    graphdef, params = nnx.split(model)
+    prompt, prompt_mask, response, mask = rows
+
+    def total(params, keep_BT):
+        logp, _ = scoring.response_logprobs(
+            nnx.merge(graphdef, params), prompt, prompt_mask, response, mask, temperature=1.0
+        )
+        return jnp.where(keep_BT, logp, 0.0).sum()
+
+    grad = jax.jit(jax.grad(total))
+    assert all((g == 0).all() for g in jax.tree.leaves(grad(params, ~mask)))
+    assert any((g != 0).any() for g in jax.tree.leaves(grad(params, mask)))
+
+
+def test_new_weights_are_seen_without_compiling_again(model, rows):
+    graphdef, params = nnx.split(model)
+    before, _ = scoring.score(graphdef, params, *rows, temperature=1.0)
+    compiled = scoring.score._cache_size()
+    moved = jax.tree.map(lambda x: x * 1.1, params)
+    after, _ = scoring.score(graphdef, moved, *rows, temperature=1.0)
+    assert scoring.score._cache_size() == compiled
+    assert abs(np.asarray(after - before)).max() > 1e-3

@@ -37,8 +37,8 @@ def get_config() -> ConfigDict:
 
     # ---- data
     d = c.data = ConfigDict()
-    d.source = "arithmetic"  # "arithmetic" (generated) or "jsonl" (rows {question, answer})
-    d.path = ""  # jsonl: training rows
+    d.source = "arithmetic"  # "arithmetic" (generated) or "jsonl" (see path)
+    d.path = ""  # jsonl: training rows {question, answer}; "solution #### answer" will do
     d.held_out_path = ""  # jsonl: held-out rows, used by eval only
     d.tokenizer = ""  # Hugging Face folder or tokenizer.json; "" = the arithmetic task's own
     d.system_prompt = "reasoning"  # "reasoning" (cpgd_jax.data.prompts) or "none"
@@ -53,9 +53,7 @@ def get_config() -> ConfigDict:
     r = c.rollout = ConfigDict()
     r.prompts = 128  # prompts a rollout (Q)
     r.samples_per_prompt = 8  # G
-    r.max_prompt_len = (
-        3000  # tokens; a longer prompt is an error for generated data, dropped and counted else
-    )
+    r.max_prompt_len = 3000  # tokens; a longer prompt is an error before the first step
     r.max_response_len = 4096  # tokens
     r.temperature = 1.0
     r.top_k = 0  # 0 = off

@@ -1,17 +1,18 @@
 """Orbax checkpoints of a run: parameters, optimiser state and where the run stands; kept N, async.
 
-Layout: workdir/checkpoints/<rollouts or steps done>/{params,opt_state,progress}. Random keys and
+Layout: workdir/checkpoints/<rollouts or steps done>/{params,optimizer,progress}. Random keys and
 data order are functions of (seed, position), so `progress` is all the state that the host has.
 """
 
-import json
 from pathlib import Path
 
 import jax
 import orbax.checkpoint as ocp
 from flax import nnx
+from jax.sharding import SingleDeviceSharding
 
 from cpgd_jax import config as config_lib
+from cpgd_jax import workdir as workdir_lib
 from cpgd_jax.data import tokenizer as tokenizer_lib
 from cpgd_jax.errors import UserError
 from cpgd_jax.models.qwen2 import ModelConfig, Qwen2
@@ -22,8 +23,7 @@ class Checkpointer:
     """Saves `TrainState` and progress, restores the newest. A context manager: leaving it waits."""
 
     def __init__(self, workdir: Path, keep: int):
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
-        self._manager = ocp.CheckpointManager(_folder(workdir), options=options)
+        self._manager = _manager(workdir, max_to_keep=keep, cleanup_tmp_directories=True)
 
     def __enter__(self):
         return self
@@ -46,18 +46,22 @@ class Checkpointer:
         )
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict] | None:
-        """The newest checkpoint laid out as `like`, or None. Trees that do not match raise."""
+        """The newest checkpoint laid out as `like`, whose buffers are freed; None if there is none.
+
+        Trees that do not match raise.
+        """
         index = self._manager.latest_step()
         if index is None:
             return None
         leaves, treedef = jax.tree.flatten(like.opt_state)
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, (like.step, leaves))
-        params = jax.tree.map(ocp.utils.to_shape_dtype_struct, nnx.to_pure_dict(like.params))
+        trees = nnx.to_pure_dict(like.params), {"step": like.step, "leaves": leaves}
+        params, optimizer = jax.tree.map(ocp.utils.to_shape_dtype_struct, trees)
+        jax.tree.map(lambda x: x.delete(), like)  # so that memory holds one state, not two
         restored = self._manager.restore(
             index,
             args=ocp.args.Composite(
                 params=ocp.args.StandardRestore(params),
-                optimizer=ocp.args.StandardRestore({"step": abstract[0], "leaves": abstract[1]}),
+                optimizer=ocp.args.StandardRestore(optimizer),
                 progress=ocp.args.JsonRestore(),
             ),
         )
@@ -70,50 +74,67 @@ class Checkpointer:
 
 
 def load_model(workdir: str | Path):
-    """(model, tokenizer) of a run's newest checkpoint."""
+    """(model, tokenizer) of a run's newest checkpoint, on one device."""
     workdir = Path(workdir)
-    config, tokenizer = read_config(workdir), tokenizer_lib.load(workdir / "tokenizer")
-    model = nnx.eval_shape(lambda: Qwen2(model_config(config.model, tokenizer), nnx.Rngs(0)))
-    graphdef, abstract = nnx.split(model)
-    return nnx.merge(graphdef, load_params(workdir, abstract)), tokenizer
+    model_sizes = sizes(workdir)
+    tokenizer = tokenizer_lib.load(workdir / "tokenizer")
+    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Qwen2(model_sizes, nnx.Rngs(0))))
+    one_device = jax.tree.map(lambda _: SingleDeviceSharding(jax.devices()[0]), abstract)
+    return nnx.merge(graphdef, load_params(workdir, abstract, one_device)), tokenizer
 
 
-def load_params(workdir: str | Path, abstract):
-    """Parameters of a run's newest checkpoint as an nnx.State like `abstract` (shapes, shardings)."""
-    folder = _folder(workdir)
-    if not folder.is_dir():
-        raise UserError(f"{str(workdir)!r} holds no checkpoints: give the workdir of a training run")
-    with ocp.CheckpointManager(folder) as manager:
-        index = manager.latest_step()
-        if index is None:
-            raise UserError(f"{str(folder)!r} holds no complete checkpoint")
-        like = jax.tree.map(ocp.utils.to_shape_dtype_struct, nnx.to_pure_dict(abstract))
-        try:
-            args = ocp.args.Composite(params=ocp.args.StandardRestore(like))
-            params = manager.restore(index, args=args)["params"]
-        except ValueError as error:
-            raise UserError(
-                f"checkpoint {index} of {str(workdir)!r} does not fit config.model: use the model and"
-                f" tokenizer it was trained with ({str(error).splitlines()[0]})"
-            ) from error
+def load_params(workdir: str | Path, abstract, shardings):
+    """Parameters of a run's newest checkpoint as an nnx.State like `abstract`, laid out anew."""
+    like = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        nnx.to_pure_dict(abstract),
+        nnx.to_pure_dict(shardings),
+    )
+    with _existing(workdir) as manager:
+        args = ocp.args.Composite(params=ocp.args.StandardRestore(like))
+        params = manager.restore(manager.latest_step(), args=args)["params"]
     return _filled(abstract, params)
+
+
+def sizes(workdir: str | Path) -> ModelConfig:
+    """Of the model of a run: its config's, and the vocabulary that its parameters have."""
+    config = read_config(workdir)
+    with _existing(workdir) as manager:
+        params = manager.item_metadata(manager.latest_step())["params"]
+    return model_config(config.model, params.tree["embed"].shape[0])
 
 
 def read_config(workdir: str | Path) -> config_lib.Config:
     """The config that a run was started with."""
     file = Path(workdir) / "config.json"
-    try:
-        return config_lib.from_config_dict(json.loads(file.read_text()))
-    except FileNotFoundError as error:
-        raise UserError(f"{str(file)!r} not found: give the workdir of a training run") from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"{str(file)!r} is not JSON ({error.msg})") from error
+    if not file.is_file():
+        raise UserError(f"{str(file)!r} not found: give the workdir of a training run")
+    return config_lib.from_config_dict(workdir_lib.read(file))
 
 
-def model_config(config: config_lib.Model, tokenizer) -> ModelConfig:
-    """The decoder's sizes; the vocabulary is the tokenizer's."""
+def model_config(config: config_lib.Model, vocab_size: int) -> ModelConfig:
+    """The decoder's sizes."""
     fields = {k: v for k, v in vars(config).items() if k != "init_from"}
-    return ModelConfig(vocab_size=tokenizer.vocab_size, **fields)
+    return ModelConfig(vocab_size=vocab_size, **fields)
+
+
+def _existing(workdir) -> ocp.CheckpointManager:
+    if not _folder(workdir).is_dir():
+        raise UserError(f"{str(workdir)!r} holds no checkpoints: give the workdir of a run")
+    manager = _manager(workdir, read_only=True)
+    if manager.latest_step() is None:
+        raise UserError(f"{str(_folder(workdir))!r} holds no complete checkpoint")
+    return manager
+
+
+def _manager(workdir, **options) -> ocp.CheckpointManager:
+    handlers = {
+        "params": ocp.StandardCheckpointHandler(),
+        "optimizer": ocp.StandardCheckpointHandler(),
+        "progress": ocp.JsonCheckpointHandler(),
+    }
+    options = ocp.CheckpointManagerOptions(**options)
+    return ocp.CheckpointManager(_folder(workdir), options=options, item_handlers=handlers)
 
 
 def _filled(state, values: dict):

@@ -27,7 +27,7 @@ def held_out(graphdef, params, examples, tokenizer, verifier, config):
         "eval/greedy_format": greedy["format"].mean(),
         "eval/greedy_length": greedy["length"].mean(),
         "eval/mean_accuracy": accuracy_Q.mean(),
-        "eval/mean_accuracy_sem": accuracy_Q.std(ddof=1) / len(examples) ** 0.5,
+        "eval/mean_accuracy_sem": accuracy_Q.std(ddof=len(examples) > 1) / len(examples) ** 0.5,
         "eval/mean_format": mean["format"].mean(),
         "eval/mean_length": mean["length"].mean(),
         "eval/problems": len(examples),
@@ -77,7 +77,12 @@ def _answer(graphdef, params, examples, tokenizer, verifier, config, group, temp
         for ids, mask in zip(rollout.response_BT, rollout.mask_BT, strict=True)
     ]
     golds = [example.gold for example in examples for _ in range(group)]
-    scores = verifier.score_batch(texts, golds)
+    scores = verifier.score_batch(
+        texts,
+        golds,
+        accuracy_weight=config.reward.accuracy_weight,
+        format_weight=config.reward.format_weight,
+    )
     totals = {
         "accuracy": np.array([s.accuracy for s in scores], np.float64),
         "format": np.array([s.format for s in scores], np.float64),

@@ -1,4 +1,4 @@
-"""One rollout made ready for training: prompts -> samples -> rewards -> advantages -> `old` log-probs."""
+"""One rollout made ready for training: samples, rewards, advantages, `old` log-probs."""
 
 import time
 from typing import NamedTuple
@@ -137,7 +137,12 @@ def _one_rollout(run, row, params, verifier, index, position) -> Scored:
         for ids, mask in zip(rollout.response_BT, rollout.mask_BT, strict=True)
     ]
     golds = [example.gold for example in examples for _ in range(r.samples_per_prompt)]
-    scores = verifier.score_batch(texts, golds)
+    scores = verifier.score_batch(
+        texts,
+        golds,
+        accuracy_weight=config.reward.accuracy_weight,
+        format_weight=config.reward.format_weight,
+    )
     reward_B = np.array([s.total for s in scores], np.float32)
     reward_B += _overlong(config, row, rollout.mask_BT.sum(axis=1))
     return Scored(prompts, rollout, texts, scores, reward_B.reshape(r.prompts, -1))

@@ -1,7 +1,7 @@
 """The frame that both stages of training share: resume, log, evaluate, save, report.
 
-A stage gives `advance(state, index, position) -> Advanced`: one rollout with its optimiser steps, or
-one supervised step. Everything random in it follows from (seed, index, position).
+A stage gives `advance(state, index, position) -> Advanced`: one rollout with its optimiser steps,
+or one supervised step. Everything random in it follows from (seed, index, position).
 """
 
 import json
@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 import jax
 
-from cpgd_jax import evaluate
+from cpgd_jax import evaluate, workdir
 from cpgd_jax.checkpoint import Checkpointer
 from cpgd_jax.metrics import MetricsWriter, Progress
-from cpgd_jax.report import write_report
+from cpgd_jax.report import write_facts, write_report
 from cpgd_jax.run import Run
 from cpgd_jax.types import TrainState
-from cpgd_jax.workdir import write_json
+
+SHOWN_ROLLOUTS = 16  # held-out responses written before and after
 
 
 class Advanced(NamedTuple):
@@ -30,20 +31,25 @@ class Advanced(NamedTuple):
 def run_loop(run: Run, state: TrainState, verifier, unit: str, units: int, advance: Callable):
     """Trains for `units` rollouts or steps, from the newest checkpoint if there is one.
 
-    Returns the summary that `train` prints: {held_out: {before, after}, steps, seconds}.
+    Returns the summary that `train` prints: {held_out: {before, after}, steps, seconds}. A run that
+    is complete is left as it is.
     """
-    started = time.monotonic()
-    config = run.config
+    started, config = time.monotonic(), run.config
     with Checkpointer(run.workdir, config.checkpoint.keep) as checkpoints:
         restored = checkpoints.restore(state)
         state, progress = restored or (state, {"done": 0, "position": 0, "seconds": 0.0})
-        first, position = progress["done"], progress["position"]
+        first, position, before = progress["done"], progress["position"], progress.get("before")
+        if first == units and (run.workdir / "summary.json").exists():
+            return _finish(run, workdir.read(run.workdir / "summary.json"))
+        # Rows of steps are numbered from 1, those of rollouts from 0; the first `first` are kept.
+        keep = first + 1 if first and unit == "step" else first
+        write_facts(run.workdir, parameters=_size(state.params), devices=_devices(run))
         with (
-            MetricsWriter(run.workdir, config.log.tensorboard, first, key=unit) as writer,
+            MetricsWriter(run.workdir, config.log.tensorboard, keep, key=unit) as writer,
             Progress(units, unit, start=first) as bar,
         ):
 
-            def measure(kind, index):
+            def measure(kind, index, done):
                 bar.note("evaluating")
                 found, rows = evaluate.held_out(
                     run.graphdef, state.params, run.held_out, run.tokenizer, verifier, config
@@ -51,42 +57,57 @@ def run_loop(run: Run, state: TrainState, verifier, unit: str, units: int, advan
                 row = {unit: index, "step": int(state.step), "kind": kind, **found}
                 writer.write(row)
                 if kind != "during":
-                    writer.write_rollouts([{unit: index, "kind": kind, **r} for r in rows[:16]])
-                bar.update(index, row)
+                    shown = rows[:SHOWN_ROLLOUTS]
+                    writer.write_rollouts([{unit: index, "kind": kind, **r} for r in shown])
+                bar.update(done, row)
                 return found
 
-            def save(done):
-                seconds = progress["seconds"] + time.monotonic() - started
-                checkpoints.save(
-                    done,
-                    state,
-                    {"done": done, "position": position, "before": before, "seconds": seconds},
-                )
-
-            before = progress.get("before") or measure("before", 0)
+            before = before or measure("before", 0, 0)
             for index in range(first, units):
                 bar.note("training")
                 state, rows, samples, position = advance(state, index, position)
+                done = index + 1
                 for row in rows:
                     writer.write({unit: index, **row})
                 writer.write_rollouts([{unit: index, "kind": "train", **s} for s in samples])
-                bar.update(index + 1, rows[-1])
-                done, every = index + 1, config.eval.every
-                if every and done % every == 0 and done < units:
-                    measure("during", index)
-                if done % config.checkpoint.every == 0 and done < units:
-                    save(done)
-            after = measure("after", units)
-            if first < units:
-                save(units)
-    evaluate.show(f"held-out, {unit} {units}", {"before": before, "after": after})
+                bar.update(done, rows[-1])
+                if _due(config.eval.every, done, units):
+                    measure("during", index, done)
+                if _due(config.checkpoint.every, done, units) or done == units:
+                    seconds = progress["seconds"] + time.monotonic() - started
+                    here = {"done": done, "position": position, "seconds": seconds}
+                    checkpoints.save(done, state, here | {"before": before})
+            after = measure("after", units, units)
     summary = {
-        "held_out": {k: m["eval/greedy_accuracy"] for k, m in (("before", before), ("after", after))},
-        "held_out_mean": {k: m["eval/mean_accuracy"] for k, m in (("before", before), ("after", after))},
-        "steps": int(jax.device_get(state.step)),
+        "held_out": _both("eval/greedy_accuracy", before, after),
+        "held_out_mean": _both("eval/mean_accuracy", before, after),
+        "steps": int(state.step),
         "seconds": round(progress["seconds"] + time.monotonic() - started, 1),
     }
-    write_json(run.workdir / "summary.json", summary)
-    print(f"report: {write_report(run.workdir)}")
+    evaluate.show(f"held-out, {unit} {units}", {"before": before, "after": after})
+    workdir.write_json(run.workdir / "summary.json", summary)
+    write_report(run.workdir)
+    return _finish(run, summary)
+
+
+def _due(every: int, done: int, units: int) -> bool:
+    """True after every `every` units but the last; 0 = never."""
+    return bool(every) and done % every == 0 and done < units
+
+
+def _both(name, before, after) -> dict:
+    return {"before": before[name], "after": after[name]}
+
+
+def _finish(run: Run, summary: dict) -> dict:
+    print(f"report: {run.workdir / 'report.html'}")
     print(json.dumps(summary))
     return summary
+
+
+def _size(params) -> int:
+    return sum(x.size for x in jax.tree.leaves(params))
+
+
+def _devices(run: Run) -> str:
+    return f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"

@@ -9,7 +9,6 @@ from cpgd_jax import optim
 from cpgd_jax import run as run_lib
 from cpgd_jax.config import Config
 from cpgd_jax.data.batching import demonstration_batch
-from cpgd_jax.errors import UserError
 from cpgd_jax.loop import Advanced, run_loop
 from cpgd_jax.losses.reduce import token_weights
 from cpgd_jax.ops import masked
@@ -21,11 +20,6 @@ from cpgd_jax.train_step import make_train_step
 def train(config: Config, workdir: str) -> dict:
     """Runs or resumes the stage; returns the summary (see `loop.run_loop`)."""
     size = config.supervised.batch_size
-    if size % config.train.microbatch_size:
-        raise UserError(
-            f"config.train.microbatch_size {config.train.microbatch_size} does not divide"
-            f" config.supervised.batch_size {size}"
-        )
     run, state = run_lib.build(config, workdir)
     step = make_step(run)
     learning_rate = optim.schedule(config.optim, config.total_steps)
@@ -76,4 +70,5 @@ def make_step(run):
     def weights(batch):
         return token_weights("token_mean", batch.mask_BT, batch.group_B)
 
-    return make_train_step(logprobs, weights, loss, run.optimizer, run.config.train.microbatch_size)
+    size = run.config.train.microbatch_size
+    return make_train_step(logprobs, weights, loss, run.optimizer, size, run.shardings)

@@ -1,14 +1,12 @@
-"""Reinforcement learning with rule-based rewards: the algorithm box of arXiv 2505.12504, section 3.
+"""Reinforcement learning with rule-based rewards: the algorithm box of arXiv 2505.12504.
 
-For each rollout: prompts -> samples -> rewards -> advantages -> `old` log-probs -> several optimiser
-steps over minibatches of whole groups. Which algorithm: one row of `algorithms.ALGORITHMS`.
+For each rollout: prompts -> samples -> rewards -> advantages -> `old` log-probs -> several steps of
+the optimiser over minibatches of whole groups. Which algorithm: one row of `ALGORITHMS`.
 """
 
-import dataclasses
 import time
 
 import jax
-import numpy as np
 from flax import nnx
 
 from cpgd_jax import algorithms, experience, optim, progress
@@ -107,4 +105,5 @@ def make_step(run: run_lib.Run, row: algorithms.Algorithm):
     def weights(batch):
         return token_weights(row.aggregation, batch.mask_BT, batch.group_B, row.max_response_len)
 
-    return make_train_step(logprobs, weights, loss, run.optimizer, run.config.train.microbatch_size)
+    size = run.config.train.microbatch_size
+    return make_train_step(logprobs, weights, loss, run.optimizer, size, run.shardings)

@@ -1,7 +1,7 @@
 """One jitted optimiser step: microbatches accumulated in float32, state donated.
 
-The step knows neither the model nor the loss: `train.py` and `supervised.py` pass them in. Weights of
-tokens are taken over the whole step first, so cutting it into microbatches changes nothing.
+The step knows neither the model nor the loss: `train.py` and `supervised.py` pass them in. Weights
+of tokens are taken over the whole step first, so cutting it into microbatches changes nothing.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,14 @@ def make_train_step(
     loss: Callable,
     optimizer: optax.GradientTransformation,
     microbatch_size: int,
+    state_shardings=None,
 ) -> Callable:
     """`step(state, batch) -> (state, metrics)`; the state's buffers are reused.
 
     logprobs(params, batch) -> (logp_BT, entropy_BT), differentiable
     token_weights(batch) -> weight_BT of the whole optimiser step
     loss(batch, logp_BT, entropy_BT, weight_BT) -> (scalar, metrics); losses of microbatches add up
+    state_shardings: a TrainState of shardings that the result keeps; None leaves it to the compiler
     """
 
     def micro_loss(params, batch, weight_BT):
@@ -50,7 +52,7 @@ def make_train_step(
         metrics["grad_norm"] = masked.Max(optax.global_norm(grads))
         return TrainState(state.step + 1, params, opt_state), metrics
 
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))
 
 
 def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:

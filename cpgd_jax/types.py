@@ -38,13 +38,11 @@ class PromptBatch(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """What the sampler returns: B = Q*G responses, row q*G + g is sample g of prompt q. Host arrays."""
+    """What the sampler returns, on the host: B = Q*G rows, row q*G + g is sample g of prompt q."""
 
     response_BT: np.ndarray  # int32, right-padded; the sampled stop token is included
     mask_BT: np.ndarray  # bool, True = sampled by the policy (stop token included, padding not)
-    sampler_logp_BT: (
-        np.ndarray
-    )  # float32, ln-probability under the law that was sampled; 0 where masked
+    sampler_logp_BT: np.ndarray  # float32, under the law that was sampled; 0 where masked
     truncated_B: np.ndarray  # bool, True = hit the length cap without a stop token
 
 

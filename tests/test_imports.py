@@ -15,7 +15,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "cpgd_jax"
 
-FOUNDATION = {"types", "config", "ops", "sharding", "errors"}
+FOUNDATION = {"types", "config", "config_checks", "ops", "sharding", "errors"}
 TOOLS = {  # small helpers below every stage; they may import the foundation only
     "jsonl": "lines of JSON, read and written",
     "progress": "what is shown on the terminal",
@@ -27,6 +27,7 @@ WIRING = {
     "plan": "compiles every program of a run",
     "cli": "what the mains share",
     "run": "the parts of a run, for train and supervised",
+    "initial": "the first parameters of a run, from a checkpoint or a model folder",
     "loop": "the loop of optimiser steps that train and supervised share",
     "experience": "the rollout half of train",
     "supervised": "the loop of the supervised stage",

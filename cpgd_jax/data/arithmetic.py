@@ -1,7 +1,7 @@
-"""A generated task: sums and differences of two or three small numbers, with imperfect demonstrations.
+"""A generated task: sums and differences of two or three numbers, imperfectly demonstrated.
 
 Training and held-out problems are disjoint by a hash of the problem's text. Everything is a pure
-function of (seed, position), so that a resumed run reads what the uninterrupted one would have read.
+function of (seed, position), so a resumed run reads what the uninterrupted one would have read.
 """
 
 import hashlib
@@ -32,9 +32,20 @@ class ArithmeticSource:
             if len(chosen) == count:
                 return list(chosen.values())
         raise UserError(
-            f"config.eval.problems is {count}, but the arithmetic task yields only {len(chosen)} distinct"
-            " held-out problems: lower it, or raise data.arithmetic.max_operand or held_out_frac"
+            f"config.eval.problems is {count}, but the arithmetic task yields only {len(chosen)}"
+            " distinct held-out problems: lower it, or raise data.arithmetic.max_operand or"
+            " held_out_frac"
         )
+
+    def longest(self) -> list[Example]:
+        """The longest problem, and the longest demonstration: one that slips upwards at once."""
+        self.train(0)  # UserError if there are none
+        most, more = self.config.max_operand, self.config.three_operand_frac > 0
+        operands, signs = [most] * (3 if more else 2), [1] * (2 if more else 1)
+        totals = [most, 2 * most + 1, 3 * most + 1][: len(operands)]
+        steps = [f"{a}+{most}={b}" for a, b in zip(totals, totals[1:], strict=False)]
+        target = _tagged(", ".join(steps), totals[-1])
+        return [Example("longest", _expression(operands, signs) + "=?", "", target)]
 
     def _draw(self, split: str, position: int) -> Example:
         rng = np.random.default_rng([self.seed, position, split == "held_out"])
@@ -44,7 +55,8 @@ class ArithmeticSource:
             if self._is_held_out(question) == (split == "held_out"):
                 return self._example(rng, question, operands, signs)
         raise UserError(
-            f"config.data.arithmetic.held_out_frac {self.config.held_out_frac} leaves no {split} problems"
+            f"config.data.arithmetic.held_out_frac {self.config.held_out_frac} leaves no {split}"
+            " problems"
         )
 
     def _problem(self, rng) -> tuple[list[int], list[int]]:
@@ -81,16 +93,20 @@ class ArithmeticSource:
         if rng.random() < self.config.bad_format_frac:
             choices = (f"<answer>\\boxed{{{total}}}</answer>", f"<think>{reasoning}</think>{total}")
             return choices[int(rng.integers(2))]
-        return f"<think>{reasoning}</think><answer>\\boxed{{{total}}}</answer>"
+        return _tagged(reasoning, total)
 
 
 def slip(a: int, sign: int, b: int) -> int:
-    """The result of a±b when the carry or borrow is forgotten; where there is none, one too many."""
+    """a±b with the carry or borrow forgotten; where there is none, one too many."""
     right = a + sign * b
     ones = (a % 10 + sign * (b % 10)) % 10
     tens = a // 10 + sign * (b // 10)
     wrong = 10 * tens + ones
     return wrong if wrong != right else right + 1
+
+
+def _tagged(reasoning: str, total: int) -> str:
+    return f"<think>{reasoning}</think><answer>\\boxed{{{total}}}</answer>"
 
 
 def _expression(operands, signs) -> str:

@@ -10,7 +10,7 @@ from cpgd_jax.types import Example, PromptBatch, TrainBatch
 def prompt_batch(
     examples: list[Example], tokenizer: Tokenizer, system_prompt: str, max_prompt_len: int
 ) -> PromptBatch:
-    """Tokenised prompts, left-padded to max_prompt_len. A longer prompt is a UserError, never cut."""
+    """Tokenised prompts, left-padded to max_prompt_len; a longer one is a UserError, never cut."""
     token_QS = np.full((len(examples), max_prompt_len), tokenizer.pad_id, np.int32)
     mask_QS = np.zeros(token_QS.shape, bool)
     for q, example in enumerate(examples):
@@ -32,7 +32,7 @@ def demonstration_batch(
     max_prompt_len: int,
     max_response_len: int,
 ) -> TrainBatch:
-    """Prompts and their target responses, each closed by the first stop id; for the supervised stage."""
+    """Prompts and their target responses, each closed by the first stop id (supervised stage)."""
     prompts = prompt_batch(examples, tokenizer, system_prompt, max_prompt_len)
     response_BT = np.full((len(examples), max_response_len), tokenizer.pad_id, np.int32)
     mask_BT = np.zeros(response_BT.shape, bool)

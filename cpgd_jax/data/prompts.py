@@ -3,7 +3,8 @@
 # The structure of the CPGD paper's Table 3, in our words: reason, answer, box.
 REASONING = (
     "Think about the question first, then answer it. Write your reasoning between <think> and"
-    " </think>, then your answer between <answer> and </answer>, with the final result in \\boxed{}."
+    " </think>, then your answer between <answer> and </answer>, with the final result in"
+    " \\boxed{}."
 )
 SYSTEM_PROMPTS = {"reasoning": REASONING, "none": ""}
 

@@ -1,6 +1,7 @@
-"""Where problems come from. A source gives `train(position)` and `held_out(count)`, both pure."""
+"""Where problems come from. A source is pure: what it gives depends on its arguments only."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,11 +14,16 @@ from cpgd_jax.data.arithmetic import ArithmeticSource
 from cpgd_jax.errors import UserError
 from cpgd_jax.types import Example
 
+WORKED = "\n####"  # between a worked solution and its result, as in GSM8K
+
 
 class Source(Protocol):
     def train(self, position: int) -> Example: ...
 
     def held_out(self, count: int) -> list[Example]: ...
+
+    def longest(self) -> Iterable[Example]:
+        """Training examples among which are the longest prompt and the longest demonstration."""
 
 
 def load(config: Data, seed: int) -> Source:
@@ -47,6 +53,9 @@ class JsonlSource:
         """The first `count` rows, or all of them if there are fewer."""
         return list(self.held_out_rows[:count])
 
+    def longest(self) -> tuple[Example, ...]:
+        return self.rows
+
 
 @lru_cache(maxsize=2)
 def _permutation(size: int, seed: int, epoch: int) -> np.ndarray:
@@ -54,10 +63,13 @@ def _permutation(size: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def read_jsonl(path: str, name: str) -> tuple[Example, ...]:
-    """Examples of a JSONL file; `name` is the config key to blame. UserError names file and line."""
+    """Examples of a JSONL file; `name` is the config key to blame. UserError names the line."""
     if not path or not Path(path).is_file():
         raise UserError(f"{name} is {path!r}: no such file")
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{name} {path!r} cannot be read: {error}") from error
     rows = tuple(_row(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip())
     if not rows:
         raise UserError(f"{name} {path!r} holds no rows")
@@ -72,4 +84,5 @@ def _row(line: str, where: str) -> Example:
     for field in ("question", "answer"):
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
             raise UserError(f"{where}: needs a text field {field!r}")
-    return Example(id=str(row.get("id", where)), prompt=row["question"], gold=row["answer"])
+    gold = row["answer"].rsplit(WORKED, 1)[-1].strip()
+    return Example(id=str(row.get("id", where)), prompt=row["question"], gold=gold)

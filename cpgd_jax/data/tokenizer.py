@@ -47,10 +47,15 @@ class Tokenizer:
         """Text up to, and without, the first stop id: what the reward sees."""
         ids = [int(i) for i in ids]
         end = next((n for n, i in enumerate(ids) if i in self.stop_ids), len(ids))
-        return self.fast.decode(ids[:end], skip_special_tokens=False)
+        return self.fast.decode(
+            ids[:end], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
 
     def save(self, folder) -> None:
+        """Files that `load` reads back to the same tokenizer, stop ids and all."""
         self.fast.save_pretrained(str(folder))
+        text = json.dumps({"eos_token_id": list(self.stop_ids)})
+        (Path(folder) / "generation_config.json").write_text(text + "\n")
 
 
 def load(path: str | Path = "") -> Tokenizer:
@@ -86,8 +91,7 @@ def _wrap(fast, generation_config: Path | None) -> Tokenizer:
 def _stop_ids(fast, generation_config: Path | None) -> tuple[int, ...]:
     ids: list[int] = []
     if generation_config is not None and generation_config.is_file():
-        listed = json.loads(generation_config.read_text()).get("eos_token_id", [])
-        ids += listed if isinstance(listed, list) else [listed]
+        ids += _listed(generation_config)
     known = fast.get_added_vocab()
     ids += [known[t] for t in ("<|im_end|>", "<|endoftext|>") if t in known]
     if fast.eos_token_id is not None:
@@ -95,6 +99,19 @@ def _stop_ids(fast, generation_config: Path | None) -> tuple[int, ...]:
     if not ids:
         raise UserError("the tokenizer names no end-of-sequence token: add generation_config.json")
     return tuple(dict.fromkeys(ids))
+
+
+def _listed(generation_config: Path) -> list[int]:
+    """Its eos_token_id: one id, a list, or none."""
+    try:
+        listed = json.loads(generation_config.read_text())["eos_token_id"]
+    except KeyError:
+        return []
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{str(generation_config)!r} cannot be read: {error}") from error
+    if listed is None:
+        return []
+    return listed if isinstance(listed, list) else [listed]
 
 
 def _arithmetic():

@@ -60,7 +60,7 @@ EQUAL = {
     ],
     "units": [
         (r"5\text{ cm}", "5"), ("5", r"5\text{ cm}"), ("5 cm", r"5\,\mathrm{cm}"),
-        ("60°", r"60^\circ"), ("60", r"60^{\circ}"), (r"\frac{\pi}{3}", r"60^\circ"),
+        ("60°", r"60^\circ"), ("30", r"30${}^\circ $"), ("60", r"60^{\circ}"), (r"\frac{\pi}{3}", r"60^\circ"),
         (r"15 cm²", r"15\mbox{ cm}^2"), (r"500\text{ cm}", r"5\text{ m}"),
         ("5厘米", r"5\text{ cm}"), (r"\$5", "5"), ("18 eggs", "18"),
     ],
@@ -159,6 +159,7 @@ DIFFERENT = {
         ("0=0", "x=3"), ("x=x", "x=3"), ("y=5", "x=5"), ("y=2x+1", "y=2x-1"),
         ("xy=2", r"y=\frac1x"), ("2x+4y>6", "x+2y<3"), ("4=5", "5"), (r"x\ne2", "x=2"),
     ],
+    "constants": [("1<2", "3<4"), ("1=2", "3=5"), (r"2\in A", r"3\in A"), ("x=1,2=3", "x=1,4=7")],
     "matrices": [
         (r"\begin{pmatrix}2\\1\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     ],

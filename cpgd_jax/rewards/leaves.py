@@ -115,9 +115,14 @@ def same_value(a: str, g: str) -> bool:
     try:
         return identities.equal(_parse(a), _parse(g))
     except expression.Unreadable:
-        if _CALCULUS.search(a + g):
+        if is_calculus(a + g):
             return symbolic.same(a, g)
         return False
+
+
+def is_calculus(text: str) -> bool:
+    """The text has a sum, an integral, a limit or the like, which `symbolic` reads."""
+    return bool(_CALCULUS.search(text))
 
 
 def same_ratio(a: list[str], g: list[str]) -> bool:

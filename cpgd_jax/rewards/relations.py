@@ -127,7 +127,11 @@ def _same_name(a: str, g: str) -> bool:
 
 
 def _difference(sides: list[str]) -> tuple:
-    return ("sub", expression.parse(sides[0]), expression.parse(sides[1]))
+    """Left side less right side. Raises Unreadable, also where no symbol is in it."""
+    difference = ("sub", expression.parse(sides[0]), expression.parse(sides[1]))
+    if not expression.symbols(difference):
+        raise expression.Unreadable("a relation of constants")
+    return difference
 
 
 def _same_zeros(a: list[str], g: list[str]) -> bool:

@@ -35,5 +35,17 @@ RENAMED = {
 DROPPED = frozenset(
     ["left", "right", "middle", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr"]
     + ["biggl", "biggr", "displaystyle", "textstyle", "scriptstyle", "limits", "nolimits", "quad"]
-    + ["qquad", "hfill", "smallskip", "rm", "bf", "it", "boldsymbol", "thinspace", "mathstrut"]
+    + [
+        "qquad",
+        "hfill",
+        "smallskip",
+        "rm",
+        "bf",
+        "it",
+        "boldsymbol",
+        "thinspace",
+        "mathstrut",
+        "mathrm",
+    ]
+    + ["mathbf", "mathit", "operatorname"]
 )

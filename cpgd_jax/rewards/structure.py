@@ -54,7 +54,7 @@ def same(a: str, g: str, depth: int = 0) -> bool:
     if depth > MAX_NESTING or not a or not g:
         return False
     left, right = items(a), items(g)
-    if len(left) != len(right) or len(left) > MAX_ITEMS:
+    if len(left) != len(right) or not 1 <= len(left) <= MAX_ITEMS:
         return False
     if len(left) > 1:
         return _same_items(left, right, depth)
@@ -121,7 +121,7 @@ def _matrix(kind: str, body: str) -> tuple:
 
 
 def _relation(operators: list[str], sides: list[str]) -> tuple:
-    if operators == [r"\in"]:
+    if operators == [r"\in"] and relations.is_name(sides[0]):
         return read(sides[1])
     if interval := relations.interval(operators, sides):
         return ("seq", *interval)

@@ -14,5 +14,8 @@ def same(a: str, g: str) -> bool:
     from math_verify import verify
 
     logging.disable(logging.CRITICAL)
-    left, right = latex2sympy(a), latex2sympy(g)
+    try:
+        left, right = latex2sympy(a), latex2sympy(g)
+    except Exception:  # of many kinds: the text is no formula
+        return False
     return bool(verify(right, left, timeout_seconds=None))

@@ -114,6 +114,9 @@ class Verifier:
             start = time.perf_counter()
             reply = worker.ask(answer, equality.clean_gold(gold), timeout_s)
             seconds = time.perf_counter() - start
+        except BaseException:  # interrupted: its reply must not be taken for the next one's
+            worker.kill()
+            raise
         finally:
             self._idle.put(worker)
         with self._lock:

@@ -53,7 +53,7 @@ class Worker:
             return
         path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cpgd_jax.rewards.worker_main"],
+            [sys.executable, "-P", "-m", "cpgd_jax.rewards.worker_main"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -60,7 +60,8 @@ EQUAL = {
     ],
     "units": [
         (r"5\text{ cm}", "5"), ("5", r"5\text{ cm}"), ("5 cm", r"5\,\mathrm{cm}"),
-        ("60°", r"60^\circ"), ("30", r"30${}^\circ $"), ("60", r"60^{\circ}"), (r"\frac{\pi}{3}", r"60^\circ"),
+        ("60°", r"60^\circ"), ("60", r"60^{\circ}"),
+        ("30", r"30${}^\circ $"), (r"\frac{\pi}{3}", r"60^\circ"),
         (r"15 cm²", r"15\mbox{ cm}^2"), (r"500\text{ cm}", r"5\text{ m}"),
         ("5厘米", r"5\text{ cm}"), (r"\$5", "5"), ("18 eggs", "18"),
     ],

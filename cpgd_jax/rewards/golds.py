@@ -8,7 +8,7 @@ from cpgd_jax.rewards.normalise import normalise, tokens
 
 
 def compared_as(gold: str) -> str:
-    """How a gold is compared: "value" (by meaning), "text" (normalised), "nothing" (never equal)."""
+    """How a gold is compared: "value" (by meaning), "text" (as written), "nothing" (never)."""
     gold = equality.clean_gold(gold)
     if len(gold) > equality.MAX_CHARS:
         return "text"

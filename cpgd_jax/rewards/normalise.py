@@ -92,7 +92,7 @@ def normalise(text: str) -> str:
     text = _TWO_FORMULAS.sub(" , ", text)
     text = text.replace("&lt;", "<").replace("&gt;", ">")
     text = _DELIMITER.sub(lambda m: m.group() if m.group() == r"\\" else " ", text)
-    text = text.replace("{,}", ",").replace("{}", "").replace(r"\%", "%")
+    text = text.replace("{,}", ",").replace("{}^", "^").replace(r"\%", "%")
     text = _GROUP_SPACE.sub(",", _NUMBER_COMMAND.sub(r"{\1}", text))
     text = text if r"\begin" in text else _OVERESCAPED.sub(r"\\", text)
     text = _BOLD.sub(r" \1 ", text)

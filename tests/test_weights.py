@@ -197,6 +197,12 @@ def test_a_sliding_window_that_is_not_used_is_no_matter(folder):
     assert same(models.from_pretrained(folder), make())
 
 
+def test_a_deep_llama_has_no_sliding_window(tmp_path):
+    model = make(num_layers=30, qkv_bias=False)
+    models.save_pretrained(model, tmp_path / "m")
+    assert same(models.from_pretrained(tmp_path / "m"), model)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -105,13 +105,14 @@ def _refuse_unsupported(config):
 
 
 def _slides(config) -> bool:
-    if config["model_type"] == "qwen2" and not config.get("use_sliding_window", False):
+    is_qwen = config["model_type"] == "qwen2"
+    if is_qwen and not config.get("use_sliding_window", False):
         return False
     kinds = config.get("layer_types")
     if kinds is not None:
         return any(kind != "full_attention" for kind in kinds)
     sliding_layers = config.get("max_window_layers", 28) < _size(config, "num_hidden_layers")
-    return config.get("sliding_window", 4096) is not None and sliding_layers
+    return is_qwen and config.get("sliding_window", 4096) is not None and sliding_layers
 
 
 def _rope_theta(config) -> float:

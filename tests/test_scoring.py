@@ -6,13 +6,22 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from cpgd_jax import models
 from cpgd_jax.models.qwen2 import ModelConfig, Qwen2
 from cpgd_jax.rollout import scoring
 
 
+def random_model(config: ModelConfig) -> Qwen2:
+    """Every parameter normal, the biases too; made in NumPy, which compiles nothing."""
+    rng = np.random.default_rng(0)
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0))))
+    params = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), x.dtype), shapes)
+    return nnx.merge(graphdef, params)
+
+
 @pytest.fixture(scope="module")
 def model():
-    return Qwen2(ModelConfig(61, 2, 16, 32, 4, 2, 4, init_std=0.4), nnx.Rngs(0))
+    return random_model(ModelConfig(61, 2, 16, 32, 4, 2, 4))
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +40,14 @@ def rows():
 def test_logits_of_the_column_before_score_the_token(model, rows):
     logp, entropy = scoring.score(*nnx.split(model), *rows, temperature=0.8)
     prompt, prompt_mask, response, mask = rows
+    rows_tokens = [np.r_[p[pm], r[m]] for p, pm, r, m in zip(*rows, strict=True)]
+    packed = np.stack([np.pad(tokens, (0, 10 - len(tokens))) for tokens in rows_tokens])
+    packed_mask = np.arange(10) < np.array([len(tokens) for tokens in rows_tokens])[:, None]
+    logits_BTV = np.asarray(models.logits(model, packed, packed_mask), np.float64) / 0.8
+    law_BTV = logits_BTV - np.log(np.exp(logits_BTV).sum(-1, keepdims=True))
     for b in range(len(prompt)):
-        tokens = np.concatenate([prompt[b][prompt_mask[b]], response[b][mask[b]]])[None]
-        hidden = model.hidden(jnp.asarray(tokens), jnp.ones(tokens.shape, bool))
-        law = jax.nn.log_softmax(model.head(hidden)[0] / 0.8)
         n, first = mask[b].sum(), prompt_mask[b].sum() - 1
-        law = np.asarray(law[first : first + n])
+        law = law_BTV[b, first : first + n]
         np.testing.assert_allclose(logp[b, :n], law[np.arange(n), response[b, :n]], atol=1e-5)
         np.testing.assert_allclose(entropy[b, :n], -(np.exp(law) * law).sum(-1), atol=1e-5)
     assert (np.asarray(logp)[~mask] == 0).all() and (np.asarray(entropy)[~mask] == 0).all()

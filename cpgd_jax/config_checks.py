@@ -139,9 +139,11 @@ def _check_rollout(c) -> None:
     G, mini, micro = c.rollout.samples_per_prompt, c.train.minibatch_size, c.train.microbatch_size
     B = c.rollout.prompts * G
     if B % mini:
+        alone = "; samples_per_prompt = 1 also leaves a group baseline nothing to compare"
         raise UserError(
             f"config.train.minibatch_size {mini} does not divide the rollout of"
             f" {c.rollout.prompts} prompts x {G} samples = {B} responses: change one of the three"
+            f"{alone if G == 1 else ''}"
         )
     if mini % G:
         raise UserError(

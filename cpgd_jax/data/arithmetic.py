@@ -13,6 +13,8 @@ from cpgd_jax.config import Arithmetic
 from cpgd_jax.errors import UserError
 from cpgd_jax.types import Example
 
+MOST_REPEATS = 1000  # draws without a new held-out problem before there are said to be no more
+
 
 @dataclass(frozen=True)
 class ArithmeticSource:
@@ -26,11 +28,14 @@ class ArithmeticSource:
     def held_out(self, count: int) -> list[Example]:
         """`count` distinct held-out problems, the same for every seed of a run."""
         chosen: dict[str, Example] = {}
-        for position in range(200 * count):
-            example = ArithmeticSource(self.config, 0)._draw("held_out", position)
-            chosen.setdefault(example.prompt, example)
-            if len(chosen) == count:
-                return list(chosen.values())
+        source, position, last_new = ArithmeticSource(self.config, 0), 0, 0
+        while len(chosen) < count and position - last_new < MOST_REPEATS:
+            example = source._draw("held_out", position)
+            position += 1
+            if example.prompt not in chosen:
+                chosen[example.prompt], last_new = example, position
+        if len(chosen) == count:
+            return list(chosen.values())
         raise UserError(
             f"config.eval.problems is {count}, but the arithmetic task yields only {len(chosen)}"
             " distinct held-out problems: lower it, or raise data.arithmetic.max_operand or"
@@ -45,7 +50,8 @@ class ArithmeticSource:
         totals = [most, 2 * most + 1, 3 * most + 1][: len(operands)]
         steps = [f"{a}+{most}={b}" for a, b in zip(totals, totals[1:], strict=False)]
         target = _tagged(", ".join(steps), totals[-1])
-        return [Example("longest", _expression(operands, signs) + "=?", "", target)]
+        question = _expression(operands, signs) + "=?"
+        return [Example(question, question, str(sum(operands)), target)]
 
     def _draw(self, split: str, position: int) -> Example:
         rng = np.random.default_rng([self.seed, position, split == "held_out"])

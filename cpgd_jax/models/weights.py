@@ -45,7 +45,9 @@ def from_pretrained(hf_dir, dtype: str = "float32", mesh=None) -> Qwen2:
             name = ".".join(path)
             array = _read(name, variable.get_raw_value().shape, files, expected)
             place = None if places is None else places[name].get_raw_value()
-            params.append((path, variable.replace(jax.device_put(array, place))))
+            # waiting frees the host's copy before the next parameter is read
+            placed = jax.block_until_ready(jax.device_put(array, place))
+            params.append((path, variable.replace(placed)))
     return nnx.merge(graphdef, nnx.from_flat_state(params))
 
 
@@ -105,11 +107,13 @@ def _equals_embedding(files) -> bool:
     return np.array_equal(*(files[name].get_tensor(name) for name in pair))
 
 
-def _read(path, shape, files, expected) -> np.ndarray:
+def _read(path, shape, files, expected: dict[str, Slot]) -> np.ndarray:
     """One parameter, float32; the layers are written into their places one after the other."""
+    own = {name: slot for name, slot in expected.items() if slot.path == path}
+    tensors = (slot.from_hf(files[name].get_tensor(name)) for name, slot in own.items())
+    if None in {slot.layer for slot in own.values()}:  # not stacked
+        return next(tensors).astype(np.float32, copy=False)
     array = np.empty(shape, np.float32)
-    for name, slot in expected.items():
-        if slot.path == path:
-            target = array if slot.layer is None else array[slot.layer]
-            target[...] = slot.from_hf(files[name].get_tensor(name))
+    for slot, tensor in zip(own.values(), tensors, strict=True):
+        array[slot.layer] = tensor
     return array

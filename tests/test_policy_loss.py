@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from cpgd_jax.algorithms import ALGORITHMS, CHOICES, resolve
 from cpgd_jax.errors import UserError
 from cpgd_jax.losses.policy import policy_loss
-from cpgd_jax.losses.reduce import token_weights
+from cpgd_jax.losses.reduce import response_weights, token_weights
 from cpgd_jax.ops import masked
 
 NAMES = list(ALGORITHMS)
@@ -207,6 +207,13 @@ def test_microbatches_padding_and_order_change_nothing(name, aggregation):
     order = [3, 4, 5, 0, 1, 2]
     moved = value_and_grad(name, rows(b, order), **cells)
     assert_same((moved[0], moved[1][np.argsort(order)]), whole)
+
+
+def test_weights_of_responses_or_of_their_tokens():
+    b = batch(7)
+    weight_B = response_weights("prompt_token_mean", b["mask_BT"], b["group_B"])
+    got = value_and_grad("cpgd", b | {"weight_BT": np.asarray(weight_B)})
+    assert_same(got, value_and_grad("cpgd", b))
 
 
 @pytest.mark.parametrize("aggregation", CHOICES["aggregation"])
@@ -413,6 +420,7 @@ def test_a_term_without_its_array_is_refused(cells, word):
         {"advantage_B": np.zeros(6, np.int32)},
         {"group_B": np.zeros(5, np.int32)},
         {"weight_BT": np.zeros((6, 1), np.float32)},
+        {"weight_BT": np.zeros(1, np.float32)},
     ],
 )
 def test_wrong_shapes_and_dtypes_are_refused(change):

@@ -9,7 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from cpgd_jax.losses.objectives import MAX_LOG_RATIO, ratio
+from cpgd_jax.losses.objectives import ratio
 
 
 def k1(logp, ref):
@@ -30,11 +30,6 @@ def k3(logp, ref):
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 
 
-def ratio_minus_1(d):
-    """`exp(d) - 1`, exact for small `d` and finite for large."""
-    return jnp.expm1(jnp.minimum(d, MAX_LOG_RATIO))
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def drift(logp, old, cap):
     """Policy drift of CPGD: the k3 estimate `r - 1 - d` of KL(π_old ‖ π_θ), with `d` = logp - old.
@@ -43,14 +38,11 @@ def drift(logp, old, cap):
     the gradient is capped, never the value, so past the cap the term goes on pulling the ratio
     down with strength `cap`. `old` gets no gradient. Finite for any finite `d`.
     """
-    d = logp - old
-    return ratio_minus_1(d) - d
+    return k3(old, logp)
 
 
 def _drift_forward(logp, old, cap):
-    d = logp - old
-    r_minus_1 = ratio_minus_1(d)
-    return r_minus_1 - d, jnp.minimum(r_minus_1, cap)
+    return k3(old, logp), jnp.minimum(ratio(logp - old) - 1.0, cap)
 
 
 def _drift_backward(cap, slope, g):

@@ -12,7 +12,7 @@ from cpgd_jax.algorithms import CLIPPED, Algorithm, resolve
 from cpgd_jax.errors import UserError
 from cpgd_jax.losses import kl
 from cpgd_jax.losses.objectives import OBJECTIVES, clip_thresholds, ratio
-from cpgd_jax.losses.reduce import token_weights
+from cpgd_jax.losses.reduce import response_weights
 from cpgd_jax.ops import masked
 
 
@@ -41,6 +41,7 @@ def policy_loss(
         ref_logp_BT           the frozen reference's; read where kl_coef > 0 and kl_in = "loss"
         weight_BT             `reduce.token_weights` of the whole optimiser step, for a microbatch:
                               losses and gradients of microbatches then add up to the whole
+                              (or its `reduce.response_weights`, [B])
         entropy_BT            entropy of each token's law; needed where entropy_coef > 0
         sampler_logp_BT       the sampler's own ln-probability; needed where sampler_is_cap > 0
         epoch_ratio_logp_BT   ln-probability at the end of the epoch before (section 6.1)
@@ -51,91 +52,117 @@ def policy_loss(
     the clip took away. Raises UserError: see `algorithms.resolve`; a term without its array.
     """
     row = resolve(name, **overrides)
-    logp, old, ref, entropy, sampler, epoch = _prepare(
-        mask_BT, logp_BT, old_logp_BT, ref_logp_BT, entropy_BT, sampler_logp_BT, epoch_ratio_logp_BT
-    )
+    arrays = {
+        "logp": logp_BT,
+        "old": old_logp_BT,
+        "advantage": advantage_B,
+        "ref": ref_logp_BT,
+        "entropy": entropy_BT,
+        "sampler": sampler_logp_BT,
+        "epoch": epoch_ratio_logp_BT,
+    }
+    arrays = {k: jnp.asarray(x) for k, x in arrays.items() if x is not None}
+    _check(row, mask_BT, arrays)
     if weight_BT is None:
-        weight_BT = token_weights(row.aggregation, mask_BT, group_B, row.max_response_len)
-    weight_BT = jax.lax.stop_gradient(masked.fill(jnp.asarray(weight_BT), mask_BT))
+        weight_BT = response_weights(row.aggregation, mask_BT, group_B, row.max_response_len)
+    weight_BT = jax.lax.stop_gradient(jnp.asarray(weight_BT))
+    chex.assert_shape(weight_BT, mask_BT.shape[: weight_BT.ndim])
 
-    old = jax.lax.stop_gradient(old)
-    A = _weighted_advantage(row, advantage_B, mask_BT, old, sampler, epoch)
-    low, high = clip_thresholds(row.clip_eps_low, row.clip_eps_high, row.clip_schedule, mask_BT)
-    d = logp - old
+    # The backward pass computes the terms again: reading the inputs twice is cheaper than keeping
+    # every intermediate of every token.
+    token_loss = jax.checkpoint(lambda arrays: sum(_terms(row, mask_BT, arrays).values()))
+    loss = _aggregate(weight_BT, mask_BT, token_loss(arrays))
+    return loss, _metrics(row, weight_BT, mask_BT, jax.lax.stop_gradient(arrays))
 
+
+def _terms(row, mask_BT, arrays) -> dict:
+    """The loss of each token, float32 [B, T], term by term."""
+    x = _filled(mask_BT, arrays)
+    d, A = x["logp"] - x["old"], _weighted_advantage(row, x)
+    low, high = _thresholds(row, mask_BT)
     terms = {"loss/policy": -OBJECTIVES[row.objective](d, A, low, high, row.dual_clip)}
     if row.drift_coef > 0:
-        terms["loss/drift"] = row.drift_coef * kl.drift(logp, old, row.drift_cap)
+        terms["loss/drift"] = row.drift_coef * kl.drift(x["logp"], x["old"], row.drift_cap)
     if row.kl_coef > 0 and row.kl_in == "loss":
-        ref = jax.lax.stop_gradient(_needed(row, "kl_coef", ref, "ref_logp_BT"))
-        terms["loss/kl_ref"] = row.kl_coef * kl.ESTIMATORS[row.kl_estimator](logp, ref)
+        terms["loss/kl_ref"] = row.kl_coef * kl.ESTIMATORS[row.kl_estimator](x["logp"], x["ref"])
     if row.entropy_coef > 0:
-        terms["loss/entropy"] = -row.entropy_coef * _needed(
-            row, "entropy_coef", entropy, "entropy_BT"
-        )
-    means = _token_means(row, jax.lax.stop_gradient(d), A, low, high)
-    if entropy is not None:
-        means["entropy"] = entropy
-    weighted = {term: weight_BT * value for term, value in terms.items()}
-    total, largest = masked.totals(weighted | means, masked.fill(d, mask_BT, -jnp.inf))
-    loss = sum(total[term] for term in terms)
-
-    count = mask_BT.sum(dtype=jnp.float32)
-    metrics = {"loss/drift": masked.Sum(jnp.zeros(()))}
-    metrics |= {term: masked.Sum(total[term]) for term in terms}
-    metrics |= {name: masked.Mean(total[name], count) for name in means}
-    metrics["ratio/max"] = masked.Max(ratio(largest))
-    return loss, jax.lax.stop_gradient(metrics)
+        terms["loss/entropy"] = -row.entropy_coef * x["entropy"]
+    return terms
 
 
-def _prepare(mask_BT, *arrays):
-    """float32 with 0 in the masked slots, before any arithmetic; None stays None."""
-    chex.assert_rank(mask_BT, 2)
-    chex.assert_type(mask_BT, bool)
-    given = [x for x in arrays if x is not None]
-    chex.assert_equal_shape([mask_BT, *given])
-    chex.assert_type(given, float)
-    return [
-        None if x is None else masked.fill(jnp.asarray(x, jnp.float32), mask_BT) for x in arrays
-    ]
+def _filled(mask_BT, arrays) -> dict:
+    """float32 [B, T], 0 in the masked slots before any arithmetic; two of them carry a gradient."""
+    filled = {}
+    for name, x in arrays.items():
+        x = x.astype(jnp.float32)
+        x = masked.fill(jnp.broadcast_to(x[:, None], mask_BT.shape) if x.ndim == 1 else x, mask_BT)
+        filled[name] = x if name in ("logp", "entropy") else jax.lax.stop_gradient(x)
+    return filled
 
 
-def _weighted_advantage(row, advantage, mask_BT, old, sampler, epoch):
+def _weighted_advantage(row, x):
     """A for each token, times the truncated weights that correct for who sampled it.
 
     Every objective is positively homogeneous in A, so a weight on A is a weight on the objective.
     """
-    chex.assert_type(advantage, float)
-    chex.assert_equal_shape_prefix((advantage, mask_BT), 1)
-    advantage = jnp.asarray(advantage, jnp.float32)
-    if advantage.ndim == 1:
-        advantage = jnp.broadcast_to(advantage[:, None], mask_BT.shape)
-    A = masked.fill(advantage, mask_BT)
-    if epoch is not None:
+    A = x["advantage"]
+    if "epoch" in x:
         # Section 6.1: A <- clip(sg(pi_(m-1) / pi_old), 1-eps, 1+eps) * A
-        A *= jnp.clip(ratio(epoch - old), 1.0 - row.clip_eps_low, 1.0 + row.clip_eps_high)
+        A *= jnp.clip(ratio(x["epoch"] - x["old"]), 1 - row.clip_eps_low, 1 + row.clip_eps_high)
     if row.sampler_is_cap > 0:
-        sampler = _needed(row, "sampler_is_cap", sampler, "sampler_logp_BT")
-        A *= jnp.minimum(ratio(old - sampler), row.sampler_is_cap)
-    return jax.lax.stop_gradient(A)
+        A *= jnp.minimum(ratio(x["old"] - x["sampler"]), row.sampler_is_cap)
+    return A
 
 
-def _token_means(row, d, A, low, high):
-    """Metrics that are means over tokens; masked slots have d = A = 0 and so add 0."""
-    if row.objective in CLIPPED:
-        under, over = (A < 0) & (d < jnp.log1p(-low)), (A > 0) & (d > jnp.log1p(high))
-    else:
-        under = over = jnp.zeros(d.shape, bool)
-    return {
-        "kl/old": kl.ratio_minus_1(d) - d,
-        "ratio/clip_frac_low": under.astype(jnp.float32),
-        "ratio/clip_frac_high": over.astype(jnp.float32),
+def _thresholds(row, mask_BT):
+    return clip_thresholds(row.clip_eps_low, row.clip_eps_high, row.clip_schedule, mask_BT)
+
+
+def _aggregate(weight, mask_BT, token_BT):
+    """Σ weight · token over True slots, the weight [B, T] or [B]."""
+    if weight.ndim == 2:
+        return masked.fill(weight * token_BT, mask_BT).sum()
+    return (weight * masked.fill(token_BT, mask_BT).sum(axis=1)).sum()
+
+
+def _metrics(row, weight, mask_BT, arrays) -> dict:
+    """Sums over the tokens, all in one pass."""
+    x = _filled(mask_BT, arrays)
+    d, A = x["logp"] - x["old"], _weighted_advantage(row, x)
+    low, high = _thresholds(row, mask_BT)
+    clip = row.objective in CLIPPED
+    means = {
+        "kl/old": kl.k3(x["old"], x["logp"]),
+        "ratio/clip_frac_low": (A < 0) & (d < jnp.log1p(-low)) & clip,
+        "ratio/clip_frac_high": (A > 0) & (d > jnp.log1p(high)) & clip,
     }
+    if "entropy" in x:
+        means["entropy"] = x["entropy"]
+    weight_BT = weight if weight.ndim == 2 else weight[:, None]
+    terms = {k: weight_BT * value for k, value in _terms(row, mask_BT, arrays).items()}
+    total, largest = masked.totals(terms | means, d, mask_BT)
+    count = mask_BT.sum(dtype=jnp.float32)
+    metrics = {"loss/drift": masked.Sum(jnp.zeros(())), "ratio/max": masked.Max(ratio(largest))}
+    metrics |= {k: masked.Sum(total[k]) for k in terms}
+    return metrics | {k: masked.Mean(total[k], count) for k in means}
 
 
-def _needed(row, cell, array, keyword):
-    if array is None:
-        raise UserError(
-            f"{row.name}: {cell} = {getattr(row, cell)} needs {keyword}; pass it, or set {cell} = 0"
-        )
-    return array
+def _check(row, mask_BT, arrays):
+    chex.assert_rank(mask_BT, 2)
+    chex.assert_type(mask_BT, bool)
+    chex.assert_type(list(arrays.values()), float)
+    per_token = [x for k, x in arrays.items() if k != "advantage" or x.ndim > 1]
+    chex.assert_equal_shape([mask_BT, *per_token])
+    chex.assert_equal_shape_prefix((arrays["advantage"], mask_BT), 1)
+    needs = [
+        ("entropy_coef", "entropy", "entropy_BT"),
+        ("sampler_is_cap", "sampler", "sampler_logp_BT"),
+    ]
+    if row.kl_in == "loss":
+        needs.append(("kl_coef", "ref", "ref_logp_BT"))
+    for cell, array, keyword in needs:
+        value = getattr(row, cell)
+        if value > 0 and array not in arrays:
+            raise UserError(
+                f"{row.name}: {cell} = {value} needs {keyword}; pass it, or set {cell} = 0"
+            )

@@ -1,8 +1,9 @@
-"""Aggregations of per-token losses to a scalar, as token weights: loss = Σ weight_BT · loss_BT.
+"""Aggregations of per-token losses to a scalar, as weights: loss = Σ_b weight_b Σ_t loss_bt.
 
-A weight's denominator counts what one optimiser step sees, over all devices and microbatches, so a
-train step computes the weights once from the whole step's mask and hands each microbatch its slice.
-A response without an unmasked token is in neither numerator nor denominator; all masked gives 0.
+Every aggregation gives all tokens of a response the same weight. Its denominator counts what one
+optimiser step sees, over all devices and microbatches, so a train step computes the weights once,
+from the whole step's mask, and hands each microbatch its slice. A response without an unmasked
+token is in neither numerator nor denominator; all masked gives 0.
 """
 
 import chex
@@ -13,7 +14,13 @@ from cpgd_jax.errors import UserError
 
 
 def token_weights(aggregation, mask_BT, group_B, max_response_len=None):
-    """Weight of each token of one optimiser step: float32 [B, T], 0 where masked.
+    """`response_weights` on each unmasked token: float32 [B, T], 0 where masked."""
+    weight_B = response_weights(aggregation, mask_BT, group_B, max_response_len)
+    return jnp.where(mask_BT, weight_B[:, None], 0.0)
+
+
+def response_weights(aggregation, mask_BT, group_B, max_response_len=None):
+    """Weight that every token of a response has in its optimiser step: float32 [B].
 
     `mask_BT` bool; `group_B` int, any label that tells prompts apart; `max_response_len` in tokens,
     for `constant_length` (Dr.GRPO, arXiv 2503.20783) only.
@@ -29,8 +36,7 @@ def token_weights(aggregation, mask_BT, group_B, max_response_len=None):
         raise UserError("aggregation = 'constant_length' needs max_response_len")
     length_B = mask_BT.sum(axis=1, dtype=jnp.float32)
     denominator_B = AGGREGATIONS[aggregation](length_B, group_B, max_response_len)
-    weight_B = 1.0 / jnp.maximum(denominator_B, 1.0)
-    return jnp.where(mask_BT, weight_B[:, None], 0.0)
+    return 1.0 / jnp.maximum(denominator_B, 1.0)
 
 
 def _prompt_token_mean(length_B, group_B, _):

@@ -43,25 +43,19 @@ def maximum(x, mask, empty=0.0) -> Max:
     return Max(jnp.where(mask.any(), value, empty).astype(jnp.float32))
 
 
-@jax.custom_jvp
-def totals(sums: dict, largest_BT):
-    """Sum of each [B, T] array, and the maximum of one more, in a single pass over the tokens.
+def totals(sums: dict, largest_BT, mask_BT):
+    """Sum of each [B, T] array and the maximum of one more, over True slots, in a single pass.
 
-    One reduction of many operands instead of many reductions: a loss and its metrics are bound by
-    memory. The caller fills masked slots. The maximum carries no gradient.
+    One reduction of many operands: separate reductions would each go through the batch again.
+    For metrics: not differentiable. The maximum over nothing is -inf.
     """
-    arrays = [*sums.values(), largest_BT]
-    starts = [jnp.zeros((), x.dtype) for x in sums.values()]
-    starts.append(jnp.array(-jnp.inf, largest_BT.dtype))
-    # Over T only: rows then stay where the mesh has put them.
+    arrays = [fill(jnp.asarray(x, jnp.float32), mask_BT) for x in sums.values()]
+    arrays.append(fill(largest_BT, mask_BT, -jnp.inf))
+    starts = [jnp.float32(0.0)] * len(sums) + [jnp.float32(-jnp.inf)]
+    # Over T first, so that rows are reduced where the mesh has put them.
     *rows, largest_B = jax.lax.reduce(arrays, starts, _add_and_maximum, (1,))
-    return {k: x.sum() for k, x in zip(sums, rows, strict=True)}, largest_B.max()
-
-
-@totals.defjvp
-def _totals_jvp(primals, tangents):
-    out = totals(*primals)
-    return out, (jax.tree.map(jnp.sum, tangents[0]), jnp.zeros_like(out[1]))
+    totals = {k: row_B.sum() for k, row_B in zip(sums, rows, strict=True)}
+    return totals, largest_B.max(initial=-jnp.inf)
 
 
 def _add_and_maximum(a, b):

@@ -14,10 +14,11 @@ TEST = [
 setup(
     name="cpgd_jax",
     version="0.1.0",
-    description="Stable rule-based reinforcement learning of language models in JAX: CPGD and 12 other algorithms",
+    description="Stable rule-based reinforcement learning of language models in JAX (CPGD)",
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["cpgd_jax", "cpgd_jax.*"]),
+    package_data={"cpgd_jax.report": ["page.html"]},
     install_requires=[
         "jax>=0.10,<0.11",
         "flax>=0.12,<0.13",

@@ -32,6 +32,7 @@ def get_config() -> ConfigDict:
     m.norm_eps = 1e-6
     m.qkv_bias = True
     m.tie_embeddings = False
+    m.init_std = 0.02  # of random initial weights; about 1/sqrt(hidden_size) for a tiny model
     m.dtype = "float32"  # of the computation: float32 or bfloat16; parameters are float32 masters
     m.remat = True  # recompute each block in the backward pass: less memory, a third more work
 
@@ -68,7 +69,7 @@ def get_config() -> ConfigDict:
     w = c.reward = ConfigDict()
     w.accuracy_weight = 1.0
     w.format_weight = 0.5
-    w.timeout_s = 5.0  # wall-clock limit of one verification
+    w.timeout_s = 1.5  # wall-clock limit of one verification
     w.workers = 2  # verifier processes
     w.overlong_buffer = placeholder(
         int

@@ -2,7 +2,7 @@
 
     python -m experiments.train --config=configs/quickstart_warmstart.py --workdir=runs/quickstart_warmstart
 
-Six in ten demonstrations slip in a step and two in ten lack tags, so that the policy is right some of
+Six in ten demonstrations slip in every step, two in ten lack tags, so that the policy is right some of
 the time and reinforcement learning has something to reinforce. Hardware: 2 CPU cores.
 """
 
@@ -12,7 +12,7 @@ from configs import base, quickstart
 def get_config():
     c = quickstart.tiny(base.get_config())
     c.stage = "supervised"
-    c.supervised.steps = 400
+    c.supervised.steps = 300
     c.supervised.batch_size = 64
     c.train.microbatch_size = 64
     c.optim.lr = 3e-3

@@ -28,6 +28,7 @@ class Model:
     norm_eps: float
     qkv_bias: bool
     tie_embeddings: bool
+    init_std: float
     dtype: str
     remat: bool
 

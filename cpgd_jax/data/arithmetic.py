@@ -88,11 +88,11 @@ class ArithmeticSource:
         return Example(id=question, prompt=question, gold=str(gold), target=target)
 
     def _demonstration(self, rng, operands, signs) -> str:
-        """A worked answer; `slip_frac` of them slip in one step, `bad_format_frac` lack tags."""
-        slip_at = int(rng.integers(len(signs))) if rng.random() < self.config.slip_frac else -1
+        """A worked answer; `slip_frac` of them slip in every step, `bad_format_frac` lack tags."""
+        slips = rng.random() < self.config.slip_frac
         total, steps = operands[0], []
-        for n, (sign, operand) in enumerate(zip(signs, operands[1:], strict=True)):
-            result = slip(total, sign, operand) if n == slip_at else total + sign * operand
+        for sign, operand in zip(signs, operands[1:], strict=True):
+            result = slip(total, sign, operand) if slips else total + sign * operand
             steps.append(f"{_expression([total, operand], [sign])}={result}")
             total = result
         reasoning = ", ".join(steps)

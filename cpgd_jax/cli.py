@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from cpgd_jax import config as config_lib
 from cpgd_jax.errors import UserError
@@ -26,6 +26,8 @@ def _guarded(main, argv):
     try:
         if len(argv) > 1:
             raise UserError(f"unexpected argument {argv[1]!r}: flags start with --; see --help")
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)  # Orbax reports every step of a save
         main()
     except UserError as error:
         _exit(error)

@@ -25,9 +25,7 @@ def token_logprobs(hidden_BTD, head_VD, token_BT, *, temperature: float, chunk: 
 
     @jax.checkpoint
     def one_chunk(hidden_cD, token_c):
-        logits_cV = jnp.einsum(
-            "cd,vd->cv", hidden_cD, head_VD, preferred_element_type=jnp.float32
-        )
+        logits_cV = jnp.einsum("cd,vd->cv", hidden_cD, head_VD, preferred_element_type=jnp.float32)
         return from_logits(logits_cV / temperature, token_c)
 
     if padding + count == chunk:

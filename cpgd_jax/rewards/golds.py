@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from cpgd_jax.rewards import choices, equality, expression, leaves, numbers, structure
+from cpgd_jax.rewards import choices, equality, leaves, numbers, parser, structure
 from cpgd_jax.rewards.normalise import normalise, tokens
 
 
@@ -53,7 +53,7 @@ def _is_formula(text: str) -> bool:
     if body.lstrip("-") == r"\infty":
         return True
     try:
-        expression.parse(body)
-    except expression.Unreadable:
+        parser.parse(body)
+    except parser.Unreadable:
         return leaves.is_calculus(body)
     return True

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import mpmath
 
-from cpgd_jax.rewards import evaluate, expression
+from cpgd_jax.rewards import arithmetic, evaluate, expression
 
 
 def equal(a: tuple, b: tuple) -> bool:
@@ -31,20 +31,20 @@ def nonzero(node: tuple) -> bool:
     """The formula is not zero at any sample point where it has a value."""
     values = []
     for point in _points(sorted(expression.symbols(node)), positive=True):
-        with contextlib.suppress(evaluate.Undefined):
+        with contextlib.suppress(arithmetic.Undefined):
             values.append(evaluate.at(node, point))
     return bool(values) and not any(evaluate.close(value, Fraction(0)) for value in values)
 
 
-def ratio(a: tuple, b: tuple) -> evaluate.Value | None:
+def ratio(a: tuple, b: tuple) -> arithmetic.Value | None:
     """The constant q with a = q * b at all sample points, or None."""
     names = sorted(expression.symbols(a) | expression.symbols(b))
     first = None
     for point in _points(names, positive=True) + _points(names, positive=False):
         try:
             top, bottom = evaluate.at(a, point), evaluate.at(b, point)
-            here = evaluate.divide(top, bottom)
-        except evaluate.Undefined:
+            here = arithmetic.divide(top, bottom)
+        except arithmetic.Undefined:
             continue
         if first is None:
             first = here
@@ -56,7 +56,7 @@ def ratio(a: tuple, b: tuple) -> evaluate.Value | None:
 def _points(names: list[str], positive: bool) -> list[dict[str, mpmath.mpf]]:
     """Sample points, the same for the same names."""
     source = random.Random(20250517 + positive)
-    with mpmath.workdps(evaluate.DIGITS):
+    with mpmath.workdps(arithmetic.DIGITS):
         low = mpmath.mpf(0.3) if positive else mpmath.mpf(-3)
         return [
             {name: low + mpmath.mpf(source.getrandbits(190)) / 2**190 * 3 for name in names}
@@ -65,16 +65,14 @@ def _points(names: list[str], positive: bool) -> list[dict[str, mpmath.mpf]]:
 
 
 def _same_at(a: tuple, b: tuple, point: dict, real_only: bool = False) -> bool | None:
-    """Equal at a point; None if neither has a value there (or, with real_only, a real one)."""
+    """Equal at a point; None if one has no value there (with real_only: no real one)."""
     try:
-        left, right = evaluate.at(a, point), evaluate.at(b, point)
-    except evaluate.Undefined:
-        return None
-    if real_only and not (evaluate.is_real(left) and evaluate.is_real(right)):
+        left, right = (evaluate.at(node, point, real=real_only) for node in (a, b))
+    except arithmetic.Undefined:
         return None
     if evaluate.close(left, right):
         return True
-    size = abs(evaluate.inexact(left)) + abs(evaluate.inexact(right))
+    size = abs(arithmetic.inexact(left)) + abs(arithmetic.inexact(right))
     return size < 1e-20 and _vanishes(("sub", a, b), point)
 
 
@@ -82,7 +80,7 @@ def _vanishes(node: tuple, point: dict) -> bool:
     """The difference is rounding error: it shrinks as the precision grows."""
     if isinstance(evaluate.at(node, point), Fraction):
         return False
-    digits = 4 * evaluate.DIGITS
+    digits = 4 * arithmetic.DIGITS
     with mpmath.workdps(digits):
-        value = evaluate.inexact(evaluate.at(node, point, dps=digits))
-        return abs(value) < mpmath.mpf(10) ** (-3 * evaluate.DIGITS)
+        value = arithmetic.inexact(evaluate.at(node, point, dps=digits))
+        return abs(value) < mpmath.mpf(10) ** (-3 * arithmetic.DIGITS)

@@ -2,7 +2,7 @@ r"""Single values: numbers with their units, formulas, words."""
 
 import re
 
-from cpgd_jax.rewards import expression, identities, numbers, symbolic
+from cpgd_jax.rewards import identities, numbers, parser, symbolic
 from cpgd_jax.rewards.normalise import strip_ends, tokens
 
 _UNITS = (
@@ -101,7 +101,7 @@ def same_words(a: str, g: str) -> bool:
 
 
 def same_value(a: str, g: str) -> bool:
-    """Two texts without units have the same value. Raises evaluate.TooLarge."""
+    """Two texts without units have the same value. Raises arithmetic.TooLarge."""
     a, g = (strip_ends(text).removeprefix("+") for text in (a, g))
     if not a or not g:
         return False
@@ -114,7 +114,7 @@ def same_value(a: str, g: str) -> bool:
         return numbers.equal(left, right)
     try:
         return identities.equal(_parse(a), _parse(g))
-    except expression.Unreadable:
+    except parser.Unreadable:
         if is_calculus(a + g):
             return symbolic.same(a, g)
         return False
@@ -131,7 +131,7 @@ def same_ratio(a: list[str], g: list[str]) -> bool:
         return False
     try:
         left, right = [_parse(part) for part in a], [_parse(part) for part in g]
-    except expression.Unreadable:
+    except parser.Unreadable:
         return False
     return all(
         identities.equal(("mul", left[0], y), ("mul", right[0], x))
@@ -141,4 +141,4 @@ def same_ratio(a: list[str], g: list[str]) -> bool:
 
 def _parse(text: str) -> tuple:
     """The formula of a text, its thousands separators taken out."""
-    return expression.parse(_GROUPS.sub(lambda match: match.group().replace(",", ""), text))
+    return parser.parse(_GROUPS.sub(lambda match: match.group().replace(",", ""), text))

@@ -3,7 +3,7 @@ r"""Equations and inequalities: `x = 5` for 5, `x < 3` for (-\infty, 3), one lin
 import re
 from collections.abc import Callable
 
-from cpgd_jax.rewards import evaluate, expression, identities
+from cpgd_jax.rewards import arithmetic, expression, identities, parser
 from cpgd_jax.rewards.normalise import tokens
 from cpgd_jax.rewards.split import split
 
@@ -128,9 +128,9 @@ def _same_name(a: str, g: str) -> bool:
 
 def _difference(sides: list[str]) -> tuple:
     """Left side less right side. Raises Unreadable, also where no symbol is in it."""
-    difference = ("sub", expression.parse(sides[0]), expression.parse(sides[1]))
+    difference = ("sub", parser.parse(sides[0]), parser.parse(sides[1]))
     if not expression.symbols(difference):
-        raise expression.Unreadable("a relation of constants")
+        raise parser.Unreadable("a relation of constants")
     return difference
 
 
@@ -138,7 +138,7 @@ def _same_zeros(a: list[str], g: list[str]) -> bool:
     """The two equations are multiples of each other, or one solves the other for a symbol."""
     try:
         left, right = _difference(a), _difference(g)
-    except expression.Unreadable:
+    except parser.Unreadable:
         return False
     if identities.ratio(left, right) is not None:
         return True
@@ -149,8 +149,8 @@ def _solves(solved: list[str], other: tuple, own: tuple) -> bool:
     """`solved` is y = f, and `other` is linear in y and vanishes there (x y = 1 and y = 1/x)."""
     if not _SYMBOL.fullmatch(solved[0]):
         return False
-    symbol = expression.parse(solved[0])
-    if symbol[0] != "sym" or symbol[1] in expression.symbols(expression.parse(solved[1])):
+    symbol = parser.parse(solved[0])
+    if symbol[0] != "sym" or symbol[1] in expression.symbols(parser.parse(solved[1])):
         return False
     slope = expression.linear_slope(other, symbol[1])
     return identities.equal(("mul", slope, own), other) and identities.nonzero(slope)
@@ -160,8 +160,8 @@ def _same_single(a_sign: str, a: list[str], g_sign: str, g: list[str]) -> bool:
     """One inequality, written in two ways: a positive multiple, or a negative one turned round."""
     try:
         quotient = identities.ratio(_difference(a), _difference(g))
-    except expression.Unreadable:
+    except parser.Unreadable:
         return False
-    if quotient is None or not evaluate.is_real(quotient):
+    if quotient is None or not arithmetic.is_real(quotient):
         return False
     return (a_sign if quotient.real > 0 else _FLIPPED.get(a_sign)) == g_sign

@@ -13,7 +13,7 @@ import re
 
 from cpgd_jax.rewards import leaves, numbers, relations
 from cpgd_jax.rewards.equality import Verdict
-from cpgd_jax.rewards.evaluate import TooLarge
+from cpgd_jax.rewards.arithmetic import TooLarge
 from cpgd_jax.rewards.normalise import normalise, strip_ends, tokens
 from cpgd_jax.rewards.split import BRACKETS, enclosed, split
 

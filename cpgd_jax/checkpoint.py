@@ -121,7 +121,7 @@ def model_config(config: config_lib.Model, vocab_size: int) -> ModelConfig:
 def _existing(workdir) -> ocp.CheckpointManager:
     if not _folder(workdir).is_dir():
         raise UserError(f"{str(workdir)!r} holds no checkpoints: give the workdir of a run")
-    manager = _manager(workdir, read_only=True)
+    manager = _manager(workdir, create=False)
     if manager.latest_step() is None:
         raise UserError(f"{str(_folder(workdir))!r} holds no complete checkpoint")
     return manager

@@ -49,7 +49,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = masked.total(metrics)
-        metrics["grad_norm"] = masked.Max(optax.global_norm(grads))
+        metrics["grad_norm"] = masked.Max(optax.tree.norm(grads))
         return TrainState(state.step + 1, params, opt_state), metrics
 
     return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))

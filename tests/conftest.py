@@ -35,3 +35,11 @@ def shared(repo):
     if not folder.is_dir():
         pytest.skip("needs the data folder ../shared, which is not here")
     return folder
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """Runs use one of the four devices."""
+    import tiny
+
+    tiny.use_one_device(monkeypatch)

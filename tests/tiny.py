@@ -1,7 +1,17 @@
-"""A run small enough for a test: a decoder of one layer on the arithmetic task."""
+"""A run small enough for a test: a decoder of one layer on the arithmetic task; its files read."""
+
+import functools
+import json
+
+import jax
+import numpy as np
+from flax import nnx
 
 from configs import base
+from cpgd_jax import checkpoint, sharding
 from cpgd_jax import config as config_lib
+
+TIMED = ("time/", "rollout/tokens_per_s", "train/tokens_per_s")  # differ between equal runs
 
 TINY = {
     "num_rollouts": 2,
@@ -52,3 +62,28 @@ def values(**changes):
 
 def config(**changes) -> config_lib.Config:
     return config_lib.from_config_dict(values(**changes))
+
+
+def use_one_device(patch):
+    """Meshes are of one of the four devices: what many do at once is the train step's test."""
+    make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
+    patch.setattr(sharding, "make_mesh", make_mesh)
+
+
+def lines(folder, name="metrics.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def untimed(folder):
+    return [{k: v for k, v in row.items() if not k.startswith(TIMED)} for row in lines(folder)]
+
+
+def params_of(folder):
+    model, _ = checkpoint.load_model(folder)
+    return jax.device_get(jax.tree.leaves(nnx.state(model)))
+
+
+def assert_equal(a, b):
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_array_equal(x, y)

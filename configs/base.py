@@ -47,7 +47,7 @@ def get_config() -> ConfigDict:
     d.arithmetic.max_operand = 20  # operands are 0..max_operand
     d.arithmetic.three_operand_frac = 0.5  # share of problems with three operands
     d.arithmetic.held_out_frac = 0.1  # share of the distinct problems kept for eval
-    d.arithmetic.slip_frac = 0.5  # demonstrations: share that forgets to carry or borrow
+    d.arithmetic.slip_frac = 0.5  # demonstrations: share with every result one too many
     d.arithmetic.bad_format_frac = 0.2  # demonstrations: share without the required tags
 
     # ---- rollout

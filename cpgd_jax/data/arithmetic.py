@@ -43,11 +43,11 @@ class ArithmeticSource:
         )
 
     def longest(self) -> list[Example]:
-        """The longest problem, and the longest demonstration: one that slips upwards at once."""
+        """The longest problem, and the longest demonstration: one that slips."""
         self.train(0)  # UserError if there are none
         most, more = self.config.max_operand, self.config.three_operand_frac > 0
         operands, signs = [most] * (3 if more else 2), [1] * (2 if more else 1)
-        totals = [most, 2 * most + 1, 3 * most + 1][: len(operands)]
+        totals = [most, 2 * most + 1, 3 * most + 2][: len(operands)]
         steps = [f"{a}+{most}={b}" for a, b in zip(totals, totals[1:], strict=False)]
         target = _tagged(", ".join(steps), totals[-1])
         question = _expression(operands, signs) + "=?"
@@ -92,7 +92,7 @@ class ArithmeticSource:
         slips = rng.random() < self.config.slip_frac
         total, steps = operands[0], []
         for sign, operand in zip(signs, operands[1:], strict=True):
-            result = slip(total, sign, operand) if slips else total + sign * operand
+            result = total + sign * operand + slips  # a slip counts one too many
             steps.append(f"{_expression([total, operand], [sign])}={result}")
             total = result
         reasoning = ", ".join(steps)
@@ -100,15 +100,6 @@ class ArithmeticSource:
             choices = (f"<answer>\\boxed{{{total}}}</answer>", f"<think>{reasoning}</think>{total}")
             return choices[int(rng.integers(2))]
         return _tagged(reasoning, total)
-
-
-def slip(a: int, sign: int, b: int) -> int:
-    """a±b with the carry or borrow forgotten; where there is none, one too many."""
-    right = a + sign * b
-    ones = (a % 10 + sign * (b % 10)) % 10
-    tens = a // 10 + sign * (b // 10)
-    wrong = 10 * tens + ones
-    return wrong if wrong != right else right + 1
 
 
 def _tagged(reasoning: str, total: int) -> str:

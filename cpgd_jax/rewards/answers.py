@@ -5,20 +5,28 @@ Everything here is linear in the length of the response and reads untrusted text
 
 import re
 
-STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
+STOP_TOKENS = (
+    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "</s>"),
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)
+MAX_LEAD_IN = 16  # characters before the reasoning that are no fault of format: a word or two
 MAX_SENTENCE = 300  # characters of an unboxed answer that is read as a sentence
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 
-_BOX_OR_BRACE = re.compile(r"\\{1,2}(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BOX_OR_BRACE = re.compile(r"\\{1,2}(?:boxed|fbox|framebox)\s*\{|\\.|[{}]", re.DOTALL)
+_BRACELESS_BOX = re.compile(r"\\boxed(?:\s+|(?=\d))([^\s{}$\\]+)")
 _LEAD_IN = re.compile(
-    r"(?:\bthe\s+)?\b(?:(?:final|correct)\s+)?(?:answer|result)\b(?:\s+is\b\s*:?|\s*[:=])[\s*]*"
-    r"|(?:最终)?答案(?:是|为)?\s*[:\uff1a]?\s*",
+    r"(?:\bthe\s+)?\b(?:(?:final|correct|right)\s+)?(?:answer|result|option|choice)\b"
+    r"(?:\s+is\b\s*:?|\s*[:=]|\*\*\s*[:=\n])[\s*]*"
+    r"|(?:最终)?答案(?:是|为)?\s*[:\uff1a]?\s*|[故应]选(?:择)?\s*[:\uff1a]?\s*|####\s*",
     re.IGNORECASE,
 )
 _CONCLUSION = re.compile(r"\b(?:is|are|equals|be)\s+(\S+(?:\s+[^\s.]+)?)\.?$")
 _DOUBT = re.compile(
-    r"\b(?:not|no|never|cannot|nor|or|if|unsure|whether|n't)\b|n't\b", re.IGNORECASE
+    r"\b(?:not|no|never|cannot|nor|or|if|unsure|whether|may|might|maybe|could|perhaps|possibly|either"
+    r"|n't)\b|n't\b",
+    re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
 _SENTENCE_END = re.compile(r"\n|\.\s|。")
@@ -99,6 +107,8 @@ def extract(response: str) -> str:
     box = last_box(block)
     if box is not None:
         return box
+    if braceless := _BRACELESS_BOX.findall(block):
+        return braceless[-1].rstrip(".,;")
     return unboxed(block) if tagged else ""
 
 
@@ -119,7 +129,9 @@ def unboxed(block: str) -> str:
 
 
 def follows_format(response: str) -> bool:
-    """Exactly `<think>reasoning</think><answer>answer</answer>`, neither empty, blanks between."""
+    """`<think>reasoning</think><answer>answer</answer>`: each tag once, neither part empty, nothing
+    between or after them, at most a word or two (MAX_LEAD_IN characters) before.
+    """
     text = until_stop(response).strip()
     tags = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
     if any(text.count(tag) != 1 for tag in tags):
@@ -128,5 +140,9 @@ def follows_format(response: str) -> bool:
     reasoning, _, rest = rest.partition(THINK_CLOSE)
     between, _, rest = rest.partition(ANSWER_OPEN)
     answer, _, tail = rest.partition(ANSWER_CLOSE)
-    outside = head + between + tail
-    return not outside.strip() and bool(reasoning.strip()) and bool(answer.strip())
+    return (
+        len(head) <= MAX_LEAD_IN
+        and not (between + tail).strip()
+        and bool(reasoning.strip())
+        and bool(answer.strip())
+    )

@@ -192,7 +192,6 @@ _INEXACT_CALLS = {
 }  # fmt: skip
 
 
-
 def call(name: str, values: list[Value]) -> Value:
     """The value of a named function. Raises Undefined or TooLarge."""
     if name in _EXACT_CALLS:

@@ -4,7 +4,7 @@ import re
 
 _GOLD = re.compile(r"[(\[]?([A-H](?:\s*,?\s*[A-H])*)[)\]]?")
 _LABEL = re.compile(
-    r"^(?:the\s+)?(?:correct\s+)?(?:option|choice|answer|选项|选|答案)\s*(?:is\b)?\s*[:\uff1a]?\s*",
+    r"^(?:the\s+)?(?:correct\s+)?(?:option|choice|answer|选项|[故应]?选|答案)\s*(?:is\b|[是为])?\s*[:\uff1a]?\s*",
     re.IGNORECASE,
 )
 _LETTERS = re.compile(
@@ -25,8 +25,8 @@ def gold_letters(gold: str) -> frozenset[str] | None:
 
 def chosen(answer: str) -> frozenset[str]:
     r"""The letters that a normalised answer chooses: "D", "(d)", "A, C", "B. 15 cm"; else none."""
-    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", answer).strip()
-    text = _LABEL.sub("", text).strip(" .")
+    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", answer).strip()
+    text = _LABEL.sub("", text).removesuffix("选项").removesuffix("项").strip(" .")
     if _LETTERS.fullmatch(text):
         plain = re.sub(r"\band\b|和", ",", text)
         letters = [c for c in plain if c.isalpha()]

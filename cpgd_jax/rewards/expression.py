@@ -23,3 +23,10 @@ def linear_slope(node: tuple, name: str) -> tuple:
     """The value at name=1 less that at name=0: the slope of a linear formula."""
     ends = [substitute(node, name, ("num", Fraction(end))) for end in (1, 0)]
     return ("sub", *ends)
+
+
+def decimal_logs(node: tuple) -> tuple:
+    """The formula with every `log` without a base as the logarithm to base 10."""
+    parts = tuple(decimal_logs(part) if isinstance(part, tuple) else part for part in node)
+    plain = parts[:2] == ("call", "log") and len(parts) == 3
+    return (*parts, ("num", Fraction(10))) if plain else parts

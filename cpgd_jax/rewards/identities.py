@@ -4,12 +4,15 @@ A difference that is not zero everywhere is not zero at random points of 190 bit
 """
 
 import contextlib
+import math
 import random
 from fractions import Fraction
 
 import mpmath
 
 from cpgd_jax.rewards import arithmetic, evaluate, expression
+
+WIDTHS = (3, 10, 50)  # of the ranges of positive sample points, so that steps (floor n) are seen
 
 
 def equal(a: tuple, b: tuple) -> bool:
@@ -25,6 +28,20 @@ def equal(a: tuple, b: tuple) -> bool:
     return agreed >= 2 and not any(
         _same_at(a, b, point, real_only=True) is False for point in _points(names, positive=False)
     )
+
+
+def equal_powers(a: tuple, b: tuple) -> bool:
+    """Powers too large to compute: 2^{100000} is 4^{50000}. Raises TooLarge where it cannot say."""
+    if a[0] != "pow" or b[0] != "pow":
+        raise arithmetic.TooLarge("a number of too many digits")
+    exponents = [evaluate.exactly(node[2]) for node in (a, b)]
+    if any(e is None or e.denominator != 1 for e in exponents):
+        raise arithmetic.TooLarge("an exponent too large")
+    common = math.gcd(*(e.numerator for e in exponents)) or 1
+    left, right = (
+        ("pow", node[1], ("num", e / common)) for node, e in zip((a, b), exponents, strict=True)
+    )
+    return equal(left, right)
 
 
 def nonzero(node: tuple) -> bool:
@@ -57,10 +74,10 @@ def _points(names: list[str], positive: bool) -> list[dict[str, mpmath.mpf]]:
     """Sample points, the same for the same names."""
     source = random.Random(20250517 + positive)
     with mpmath.workdps(arithmetic.DIGITS):
-        low = mpmath.mpf(0.3) if positive else mpmath.mpf(-3)
+        low, widths = (mpmath.mpf(0.3), WIDTHS) if positive else (mpmath.mpf(-3), (3, 3, 3))
         return [
-            {name: low + mpmath.mpf(source.getrandbits(190)) / 2**190 * 3 for name in names}
-            for _ in range(3)
+            {name: low + mpmath.mpf(source.getrandbits(190)) / 2**190 * width for name in names}
+            for width in widths
         ]
 
 
@@ -70,6 +87,10 @@ def _same_at(a: tuple, b: tuple, point: dict, real_only: bool = False) -> bool |
         left, right = (evaluate.at(node, point, real=real_only) for node in (a, b))
     except arithmetic.Undefined:
         return None
+    except arithmetic.TooLarge:
+        if point:  # a smaller point may do
+            return None
+        raise
     if evaluate.close(left, right):
         return True
     size = abs(arithmetic.inexact(left)) + abs(arithmetic.inexact(right))

@@ -2,11 +2,12 @@ r"""Single values: numbers with their units, formulas, words."""
 
 import re
 
-from cpgd_jax.rewards import identities, numbers, parser, symbolic
+from cpgd_jax.rewards import arithmetic, expression, identities, numbers, parser, symbolic
 from cpgd_jax.rewards.normalise import strip_ends, tokens
 
 _UNITS = (
-    "cm|mm|km|dm|nm|kg|mg|ml|mL|Hz|kHz|mph|ft|feet|foot|inches|inch|in|yards|yard|miles|mile|meters|meter|metres"
+    "(?:km|cm|mm|m|miles?)/(?:h|hr|hour|s|sec|second|min|minute)|per cent"
+    "|cm|mm|km|dm|nm|kg|mg|ml|mL|Hz|kHz|mph|ft|feet|foot|inches|inch|in|yards|yard|miles|mile|meters|meter|metres"
     "|metre|centimeters|kilometers|seconds|second|sec|minutes|minute|min|hours|hour|hr|days|day|weeks|week|years"
     "|year|degrees|degree|dollars|dollar|cents|cent|grams|gram|pounds|liters|litres|units|unit|people|percent"
     "|squareunits|squareinches|radians"
@@ -23,8 +24,8 @@ _SAME_UNIT = {
     "米": "m", "centimeters": "cm", "厘米": "cm", "千米": "km", "kilometers": "km", "毫米": "mm",
     "分米": "dm", "seconds": "s", "second": "s", "sec": "s", "秒": "s", "minutes": "min",
     "minute": "min", "分钟": "min", "hours": "h", "hour": "h", "hr": "h", "小时": "h",
-    "grams": "g", "gram": "g", "克": "g", "千克": "kg", "percent": "%", "平方厘米": "cm^2",
-    "平方米": "m^2", "立方厘米": "cm^3", "立方米": "m^3",
+    "grams": "g", "gram": "g", "克": "g", "千克": "kg", "percent": "%", "per cent": "%",
+    "平方厘米": "cm^2", "平方米": "m^2", "立方厘米": "cm^3", "立方米": "m^3",
 }  # fmt: skip
 _LETTER_UNIT = re.compile(r"(.*\d)\s*([mgshL])")  # read as a unit beside a value that has one
 _SIZES = {
@@ -32,9 +33,12 @@ _SIZES = {
     "mass": {"mg": "1/1000", "g": "1", "kg": "1000"},
     "time": {"s": "1", "min": "60", "h": "3600", "day": "86400"},
 }
-_NEGATIONS = re.compile(
-    r"\b(?:not|no|never|isn't|wrong|false|except|or|unless)\b|不|非|错", re.IGNORECASE
+_NO_UNIT = re.compile(  # text after a number that takes it back, or hedges
+    r"\b(?:not|no|never|isn't|wrong|false|except|or|unless|but|if|may|maybe|might|could|perhaps"
+    r"|possibly|either|else|than|least|most)\b|不|非|错|或",
+    re.IGNORECASE,
 )
+MAX_UNIT_WORDS = 4
 _GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _LABELS = re.compile(r"(?:\(\d\)\s*){2,}")  # (1)(3): numbered statements, no product
 _CALCULUS = re.compile(r"\\(?:int|sum|prod|lim|det|gcd|max|min|iint|oint)(?![a-zA-Z])")
@@ -70,7 +74,7 @@ def same_leaf(a: str, g: str) -> bool:
         return _same_measure(a_body, a_unit, g_body, g_unit)
     if "%" in (a_unit, g_unit):
         return same_value(a, g) or (not (a_unit and g_unit) and same_value(a_body, g_body))
-    if _NEGATIONS.search(a_unit):
+    if _NO_UNIT.search(a_unit) or len(a_unit.split()) > MAX_UNIT_WORDS:
         return False
     return same_value(a_body, g_body) or ("degree" in (a_unit, g_unit) and same_value(a, g))
 
@@ -113,11 +117,22 @@ def same_value(a: str, g: str) -> bool:
     if left is not None and right is not None:
         return numbers.equal(left, right)
     try:
-        return identities.equal(_parse(a), _parse(g))
+        return _same_formula(_parse(a), _parse(g))
     except parser.Unreadable:
         if is_calculus(a + g):
             return symbolic.same(a, g)
         return False
+
+
+def _same_formula(a: tuple, g: tuple) -> bool:
+    r"""The same value; `\log` may be the natural or the decimal logarithm, on both sides alike."""
+    try:
+        if identities.equal(a, g):
+            return True
+    except arithmetic.TooLarge:
+        return identities.equal_powers(a, g)
+    decimal = expression.decimal_logs(a), expression.decimal_logs(g)
+    return decimal != (a, g) and identities.equal(*decimal)
 
 
 def is_calculus(text: str) -> bool:

@@ -28,6 +28,11 @@ _GROUP_SPACE = re.compile(r",\s*\\!\s*")
 _OVERESCAPED = re.compile(r"\\\\(?=[a-zA-Z])")
 _NUMBER_COMMAND = re.compile(r"\\(?:number|num|quantity)\s*\{([^{}]*)\}")
 _TWO_FORMULAS = re.compile(r"\$\s+\$|(?<=\S)\$\$\$\$(?=\S)")  # $5$ $7$ are two values
+_INFIX = re.compile(r"\{([^{}]*)\\(over|choose)(?![a-zA-Z])([^{}]*)\}")  # {1 \over 2}
+_INFIX_NAMES = {"over": r"\frac", "choose": r"\binom"}
+_ANSWER_IS = re.compile(r"^\\text\{\s*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*[:=]?\s*\}", re.I)
+_QUOTED = re.compile(r"([\"'`*])([^\"'`*]+)\1")
+_EMPTY_SET = re.compile(r"\\\{\s*\\\}")
 _SPACES = {r"\\": r"\\", r"\,": "", r"\!": ""}
 _DEGREE = re.compile(
     r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z])|\\degree(?![a-zA-Z])|\{\s*\\degree\s*\})"
@@ -97,13 +102,16 @@ def normalise(text: str) -> str:
     text = text if r"\begin" in text else _OVERESCAPED.sub(r"\\", text)
     text = _BOLD.sub(r" \1 ", text)
     text = _SPACING.sub(lambda m: _SPACES.get(m.group(), " "), text)
+    text = _INFIX.sub(lambda m: f"{_INFIX_NAMES[m[2]]}{{{m[1]}}}{{{m[3]}}}", text)
     text = _TEXT.sub(_text_command, text)
     text = _COMMAND.sub(_command, text)
     text = _DEGREE.sub(r"\\degree ", text)
     text = _SHORT_FRAC.sub(_short_frac, text)
     text = _SHORT_ROOT.sub(lambda m: rf"\sqrt{m.group(1) or ''}{{{m.group(2)}}}", text)
-    text = _POWER_THEN_INDEX.sub(r"_\2^\1", text)
-    return _LEADING_SIGN.sub("", strip_ends(" ".join(text.split())))
+    text = _POWER_THEN_INDEX.sub(r"_\2^\1", _EMPTY_SET.sub(r"\\emptyset ", text))
+    text = _ANSWER_IS.sub("", strip_ends(" ".join(text.split())))
+    text = match.group(2) if (match := _QUOTED.fullmatch(text)) else text
+    return _LEADING_SIGN.sub("", text.strip())
 
 
 def strip_ends(text: str) -> str:

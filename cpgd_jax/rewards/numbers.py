@@ -14,6 +14,9 @@ _RATIO = re.compile(rf"([+-]?{_DECIMAL})/([+-]?{_DECIMAL})")
 _FRAC = re.compile(rf"\\frac\{{([+-]?{_DECIMAL})\}}\{{([+-]?{_DECIMAL})\}}", re.IGNORECASE)
 _MIXED = re.compile(r"(\d+)(?:\\frac\{(\d+)\}\{(\d+)\}|[ +](\d+)/(\d+))")
 _SCIENTIFIC = re.compile(rf"(?:({_DECIMAL})(?:\\times|\\cdot|\*|x))?10\^\{{?([+-]?\d{{1,5}})\}}?")
+_REPEATING = re.compile(
+    r"(\d+)\.(\d*)(?:\\(?:overline|bar|dot)\{(\d+)\}|\\dot\{(\d)\}(\d*)\\dot\{(\d)\})"
+)
 _BLANKS = re.compile(r"(?<![0-9]) | (?![0-9])")
 
 
@@ -57,7 +60,15 @@ def _unsigned(body: str) -> Fraction | None:
         return whole + Fraction(top, bottom) if top < bottom else None
     if match := _SCIENTIFIC.fullmatch(body):
         return _scaled(match.group(1) or "1", match.group(2))
+    if match := _REPEATING.fullmatch(body):
+        return _repeating(*match.group(1, 2), "".join(filter(None, match.groups()[2:])))
     return None
+
+
+def _repeating(whole: str, fixed: str, period: str) -> Fraction:
+    r"""`0.1\overline{6}` is 1/6."""
+    start = Fraction(f"{whole}.{fixed}0")
+    return start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
 
 
 def _scaled(digits: str, exponent: str) -> Fraction | None:

@@ -23,6 +23,7 @@ _GREEK = re.compile(
     r"\\(alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau"
     r"|upsilon|phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega|hbar|ell|odot)$"
 )
+_CHOOSE = re.compile(r"C_(\d{1,4})")
 _ACCENTS = frozenset(
     [r"\vec", r"\overrightarrow", r"\overline", r"\bar", r"\hat", r"\mathbb", r"\mathcal"]
 )
@@ -131,7 +132,7 @@ class _Parser:
             return base
         self.take()
         exponent = self.exponent()
-        return self.postfix(("pow", base, exponent))
+        return self.postfix(_choose(base, exponent) or ("pow", base, exponent))
 
     def exponent(self) -> tuple:
         self.depth += 1
@@ -276,6 +277,14 @@ class _Parser:
             if depth == 0:
                 return "".join(parts[1:])
             parts.append(token)
+
+
+def _choose(base: tuple, exponent: tuple) -> tuple | None:
+    """`C_6^3`, six choose three."""
+    match = _CHOOSE.fullmatch(base[1]) if base[0] == "sym" else None
+    if not match or exponent[0] != "num" or exponent[1] > int(match.group(1)):
+        return None
+    return ("call", "binomial", ("num", Fraction(match.group(1))), exponent)
 
 
 def _proper(node: tuple) -> bool:

@@ -10,7 +10,7 @@ from cpgd_jax.rewards.split import split
 _OPERATORS = frozenset(
     ["=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\equiv", r"\approx", r"\sim", r"\cong"]
 )
-_FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne"}
+FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne"}
 _VARIABLE = r"(?:[A-Za-z]|\\(?!frac|sqrt|text|pm|mp)[A-Za-z]+)(?:_(?:\{[^{}]*\}|\w|\\[a-z]+))?'*"
 _NAME = re.compile(
     rf"(?:\\(?:angle|triangle|Delta|cos|sin|tan|vec|overline|overrightarrow|hat)\s*)*\{{?"
@@ -40,24 +40,15 @@ def is_name(text: str) -> bool:
     return bool(_NAME.fullmatch(text)) and text not in _RESERVED
 
 
-def interval(operators: list[str], sides: list[str]) -> tuple[str, str, list[str]] | None:
-    r"""`x < 3`, `1 \le x < 2` as (opening, closing, [low, high]); None for any other relation."""
-    if not all(sign in ("<", ">", r"\le", r"\ge") for sign in operators):
-        return None
-    if all(sign in (">", r"\ge") for sign in operators):
-        operators = [_FLIPPED[sign] for sign in reversed(operators)]
-        sides = sides[::-1]
-    if not all(sign in ("<", r"\le") for sign in operators):
-        return None
-    variable = [bool(_SYMBOL.fullmatch(side)) and side not in _RESERVED for side in sides]
-    if len(sides) == 2 and variable == [True, False]:
-        return "(", ")" if operators[0] == "<" else "]", [r"-\infty", sides[1]]
-    if len(sides) == 2 and variable == [False, True]:
-        return "(" if operators[0] == "<" else "[", ")", [sides[0], r"\infty"]
-    if len(sides) == 3 and variable[1]:
-        opening = "(" if operators[0] == "<" else "["
-        return opening, ")" if operators[1] == "<" else "]", [sides[0], sides[2]]
-    return None
+def is_variable(text: str) -> bool:
+    r"""A single symbol: `x`, `a_n`, `\theta`."""
+    return bool(_SYMBOL.fullmatch(text)) and text not in _RESERVED
+
+
+def name_and_value(text: str) -> tuple[tuple[str, ...], str]:
+    """`x = 1` as its name and "1"; ((), text) for anything else."""
+    name = _name_of(text)
+    return name, split_sides(text)[1][-1] if name else text
 
 
 def named_on_one_side(left: list[str], right: list[str]) -> bool:
@@ -84,6 +75,8 @@ def same(a: tuple, g: tuple, same_text: Callable[[str, str], bool]) -> bool:
         if not (len(sides) == 2 and is_name(sides[1])):
             return False
         sides = sides[::-1]
+    if not _all_equal(sides[1:], same_text):  # x = 5 = 6
+        return False
     value = sides[-1]
     return same_text(value, _text(other)) if relation is a else same_text(_text(other), value)
 
@@ -109,7 +102,7 @@ def _same_relations(a: tuple, g: tuple, same_text: Callable[[str, str], bool]) -
     if set(a_signs) == set(g_signs) == {"="}:
         named = is_name(a_sides[0]) and is_name(g_sides[0])
         if named and _same_name(a_sides[0], g_sides[0]):
-            return same_text(a_sides[-1], g_sides[-1])
+            return _all_equal(a_sides[1:], same_text) and same_text(a_sides[-1], g_sides[-1])
         return len(a_sides) == len(g_sides) == 2 and _same_zeros(a_sides, g_sides)
     if len(a_signs) == len(g_signs) == 1:
         return _same_single(a_signs[0], a_sides, g_signs[0], g_sides)
@@ -117,8 +110,8 @@ def _same_relations(a: tuple, g: tuple, same_text: Callable[[str, str], bool]) -
 
 
 def _name_first(signs: list[str], sides: list[str]) -> tuple[list[str], list[str]]:
-    if len(sides) == 2 and is_name(sides[1]) and not is_name(sides[0]) and signs[0] in _FLIPPED:
-        return [_FLIPPED[signs[0]]], sides[::-1]
+    if len(sides) == 2 and is_name(sides[1]) and not is_name(sides[0]) and signs[0] in FLIPPED:
+        return [FLIPPED[signs[0]]], sides[::-1]
     return signs, sides
 
 
@@ -164,4 +157,4 @@ def _same_single(a_sign: str, a: list[str], g_sign: str, g: list[str]) -> bool:
         return False
     if quotient is None or not arithmetic.is_real(quotient):
         return False
-    return (a_sign if quotient.real > 0 else _FLIPPED.get(a_sign)) == g_sign
+    return (a_sign if quotient.real > 0 else FLIPPED.get(a_sign)) == g_sign

@@ -14,7 +14,15 @@ SYMBOLS = {
     "∠": r"\angle ", "→": r"\to ", "≈": r"\approx ", "′": "'", "、": ",", "。": ".",
     "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "θ": r"\theta ",
     "λ": r"\lambda ", "μ": r"\mu ", "µ": r"\mu ", "σ": r"\sigma ", "φ": r"\phi ", "ω": r"\omega ",
-    "ρ": r"\rho ", "ε": r"\epsilon ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}",
+    "ρ": r"\rho ", "ε": r"\epsilon ", "η": r"\eta ", "τ": r"\tau ", "ψ": r"\psi ", "χ": r"\chi ",
+    "ξ": r"\xi ", "ν": r"\nu ", "κ": r"\kappa ", "ζ": r"\zeta ", "ϕ": r"\phi ", "Δ": r"\Delta ",
+    "Ω": r"\Omega ", "Σ": r"\Sigma ", "Γ": r"\Gamma ", "Φ": r"\Phi ", "Λ": r"\Lambda ",
+    "‐": "-", "‑": "-", "∶": ":", "∣": "|", "∥": r"\parallel ", "⊥": r"\perp ", "∽": r"\sim ",
+    "≌": r"\cong ", "≡": r"\equiv ", "≦": r"\le ", "≧": r"\ge ", "º": r"\degree ",
+    "˚": r"\degree ", "∫": r"\int ", "∑": r"\sum ", "∏": r"\prod ", "⟨": r"\langle ",
+    "⟩": r"\rangle ", "…": r"\dots ", "∖": r"\setminus ", "⊂": r"\subset ", "⊆": r"\subseteq ",
+    "⁄": "/", "∕": "/", "ℂ": r"\mathbb{C}", "ℚ": r"\mathbb{Q}", "ℝ": r"\mathbb{R}",
+    "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}",
     "\u200b": "", "\ufeff": "", "\u2061": "", "“": '"', "”": '"', "‘": "'", "’": "'",
 }  # fmt: skip
 
@@ -29,7 +37,7 @@ RENAMED = {
     "pounds": "", "land": r"\text{and}", "lor": r"\text{or}", "vee": r"\text{or}",
     "wedge": r"\text{and}", "lnot": r"\neg", "times": r"\times", "ldots": r"\dots",
     "cdots": r"\dots", "prime": "'", "overrightarrow": r"\vec", "circ": r"\circ",
-    "degree": r"\degree",
+    "degree": r"\degree", "backslash": r"\setminus",
 }  # fmt: skip
 
 DROPPED = frozenset(

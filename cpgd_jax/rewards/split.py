@@ -3,7 +3,7 @@ r"""Splits formulas at separators outside of brackets."""
 import re
 from functools import lru_cache
 
-BRACKETS = {r"\langle": "("}  # openers that mean the same as another
+BRACKETS = {r"\langle": "(", r"\rangle": ")"}  # brackets that mean the same as another
 _OPENERS = frozenset(["(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil"])
 _CLOSERS = frozenset([")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"])
 _PAIRS = {"(": (")", "]"), "[": ("]", ")"), r"\{": (r"\}",), r"\langle": (r"\rangle",)}

@@ -11,23 +11,28 @@ The leaves are compared by `leaves`.
 
 import re
 
-from cpgd_jax.rewards import leaves, numbers, relations
-from cpgd_jax.rewards.equality import Verdict
+from cpgd_jax.rewards import intervals, leaves, numbers, relations
 from cpgd_jax.rewards.arithmetic import TooLarge
+from cpgd_jax.rewards.equality import Verdict
 from cpgd_jax.rewards.normalise import normalise, strip_ends, tokens
 from cpgd_jax.rewards.split import BRACKETS, enclosed, split
 
 MAX_ITEMS = 60
 MAX_NESTING = 12
 
-_LIST = frozenset(
-    [",", ";", r"\text{or}", r"\text{and}", "or", "and", "或", "和", "与", "且", "及", "或者"]
-)
+_OR = frozenset([r"\text{or}", "or", "或", "或者"])
+_LIST = _OR | frozenset([",", ";", r"\text{and}", "and", "和", "与", "且", "及"])
 _MATRIX = re.compile(
-    r"\(?\[?\\begin\{(\w*matrix|array|cases)\*?\}(.*)\\end\{\1\*?\}\]?\)?", re.DOTALL
+    r"[(\[]?\s*\\begin\{(\w*matrix|array|cases)\*?\}(.*)\\end\{\1\*?\}\s*[)\]]?", re.DOTALL
 )
-_REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?")
-_BUILDER = re.compile(r"[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?)?\s*[|:]\s*(.*)", re.DOTALL)
+_R = r"(?:\\mathbb\s*)?\{?\s*R\s*\}?"
+_REALS = re.compile(_R)
+_PUNCTURED = re.compile(rf"{_R}\s*(?:\\setminus|-)\s*\\\{{([^,]*)\\\}}")  # R \ {1}
+_IS_REAL = re.compile(rf"[A-Za-z]\s*\\in\s*{_R}")
+_BUILDER = re.compile(rf"[A-Za-z]\s*(?:\\in\s*{_R})?\s*[|:]\s*(.*)", re.DOTALL)
+_DOMAIN = re.compile(  # k pi (k in Z)
+    r"[,\s]*\(?\s*[kmn]\s*(?:\\in\s*(?:\\mathbb\s*)?\{?\s*([ZN])\s*\}?|为整数|是整数)\s*\)?"
+)
 
 
 def warm_up() -> None:
@@ -41,10 +46,19 @@ def warm_up() -> None:
 def compare(answer: str, gold: str) -> Verdict:
     """The verdict on a raw answer and a raw gold, both within the bounds of `equality`."""
     try:
-        equal = same(normalise(answer), normalise(gold))
+        equal = same(*_without_domain(normalise(answer), normalise(gold)))
     except TooLarge as error:
         return Verdict(False, f"not computed: {error}")
     return Verdict(equal, "same value" if equal else "another value")
+
+
+def _without_domain(a: str, g: str) -> tuple[str, str]:
+    r"""Without a closing `k \in \mathbb{Z}`, unless the two name different domains."""
+    found = [re.search(_DOMAIN.pattern + "$", text) for text in (a, g)]
+    if all(found) and found[0].group(1) != found[1].group(1):
+        return a, g
+    a, g = (t[: m.start()] if m else t for t, m in zip((a, g), found, strict=True))
+    return a, g
 
 
 def same(a: str, g: str, depth: int = 0) -> bool:
@@ -54,10 +68,14 @@ def same(a: str, g: str, depth: int = 0) -> bool:
     if depth > MAX_NESTING or not a or not g:
         return False
     left, right = items(a), items(g)
+    if min(len(left), len(right)) == 1 < max(len(left), len(right)):
+        return _bare(a if len(left) > 1 else g) and _same_point(left, right, depth)
     if len(left) != len(right) or not 1 <= len(left) <= MAX_ITEMS:
         return False
     if len(left) > 1:
         return _same_items(left, right, depth)
+    if intervals.variable(a) and intervals.variable(g) not in ("", intervals.variable(a)):
+        return False
     return _same_node(read(left[0]), read(right[0]), depth)
 
 
@@ -66,6 +84,8 @@ def items(text: str) -> list[str]:
     if numbers.read(text) is not None:
         return [text]
     parts = [strip_ends(part) for part in split(text, _LIST)]
+    if len(parts) == 2 and len(split(text, _OR)) == 1 and (one := intervals.merged(parts)):
+        return [one]
     listed = [value for part in parts if part for value in _plus_minus(part)]
     if len(listed) == 1 and (node := read(listed[0]))[0] in ("set", "union"):
         return [value for part in node[1] for value in _plus_minus(part)]
@@ -93,10 +113,12 @@ def read(text: str) -> tuple:
         return ("union", parts)
     if brackets := enclosed(text):
         return _bracketed(text, *brackets)
-    if 2 <= len(parts := split(text, frozenset([":"]))) <= 4:
+    if 2 <= len(parts := split(text, frozenset([":", r"\text{to}"]))) <= 4:
         return ("ratio", parts)
     if _REALS.fullmatch(text):
         return ("seq", "(", ")", [r"-\infty", r"\infty"])
+    if match := _PUNCTURED.fullmatch(text):
+        return intervals.without(match.group(1))
     return ("leaf", text)
 
 
@@ -105,11 +127,19 @@ def _bracketed(text: str, opening: str, closing: str) -> tuple:
     parts = split(inside, frozenset([",", ";"]))
     if opening == r"\{":
         if match := _BUILDER.fullmatch(inside):
-            return read(match.group(1))
-        return ("set", split(inside, _LIST))
+            return _built(match.group(1))
+        return ("set", list({tokens(part): part for part in split(inside, _LIST)}.values()))
     if len(parts) < 2:
         return ("leaf", text)
-    return ("seq", BRACKETS.get(opening, opening), closing, parts)
+    return ("seq", BRACKETS.get(opening, opening), BRACKETS.get(closing, closing), parts)
+
+
+def _built(condition: str) -> tuple:
+    r"""The set that a condition describes: `x > 1, x < 2`, `x \in \mathbb{R}, x \ne 1`."""
+    parts = [part for part in split(condition, _LIST) if not _IS_REAL.fullmatch(part)]
+    if len(split(condition, _OR)) == 1 and (one := intervals.merged(parts)):
+        return read(one)
+    return read(parts[0]) if len(parts) == 1 else ("union", parts)
 
 
 def _matrix(kind: str, body: str) -> tuple:
@@ -123,9 +153,30 @@ def _matrix(kind: str, body: str) -> tuple:
 def _relation(operators: list[str], sides: list[str]) -> tuple:
     if operators == [r"\in"] and relations.is_name(sides[0]):
         return read(sides[1])
-    if interval := relations.interval(operators, sides):
-        return ("seq", *interval)
-    return ("relation", operators, sides)
+    return intervals.read(operators, sides) or ("relation", operators, sides)
+
+
+def _bare(text: str) -> bool:
+    """A list with commas or "and", without brackets of its own."""
+    return 1 < len(split(text, _LIST)) == len(split(text, _LIST - _OR)) == len(items(text))
+
+
+def _same_point(left: list[str], right: list[str], depth: int) -> bool:
+    """A tuple and its entries without brackets: in the answer in order (1, 2) or by name, in the
+    gold by name only (x = 1, y = 2)."""
+    listed, point = (left, right[0]) if len(right) == 1 else (right, left[0])
+    node = read(relations.name_and_value(point)[1])
+    named = [relations.name_and_value(text) for text in listed]
+    names = [name for name, _ in named]
+    if all(names) and len(set(names)) == len(names):
+        values = [value for _, value in sorted(named)]
+    elif any(names) or listed is right or node[1:3] != ("(", ")"):
+        return False
+    else:
+        values = listed
+    if node[0] != "seq":
+        return False
+    return _all_same(*((values, node[3]) if listed is left else (node[3], values)), depth)
 
 
 def _same_items(left: list[str], right: list[str], depth: int) -> bool:
@@ -148,6 +199,11 @@ def _same_node(a: tuple, g: tuple, depth: int) -> bool:
         return leaves.same_ratio(a[1], g[1])
     if {a[0], g[0]} == {"ratio", "leaf"}:
         return leaves.same_value(_quotient(a), _quotient(g))
+    if {a[0], g[0]} == {"matrix", "seq"}:
+        left, right = (_rows(node) for node in (a, g))
+        return len(left) == len(right) and all(
+            _all_same(x, y, depth) for x, y in zip(left, right, strict=True)
+        )
     if a[0] != g[0]:
         return False
     if a[0] == "leaf":
@@ -161,6 +217,16 @@ def _same_node(a: tuple, g: tuple, depth: int) -> bool:
             and all(_all_same(x, y, depth) for x, y in zip(a[2], g[2], strict=True))
         )
     return len(a[1]) == len(g[1]) and _same_items(a[1], g[1], depth)
+
+
+def _rows(node: tuple) -> list[list[str]]:
+    """The rows of a matrix, one row as a column; of a tuple, or of a list of lists, the same."""
+    if node[0] == "matrix":
+        return [[cell] for cell in node[2][0]] if len(node[2]) == 1 else node[2]
+    inner = [read(part) for part in node[3]]
+    if all(part[0] == "seq" and part[1:3] == node[1:3] for part in inner):
+        return [part[3] for part in inner]
+    return [[part] for part in node[3]]
 
 
 def _all_same(left: list[str], right: list[str], depth: int) -> bool:

@@ -147,7 +147,7 @@ def test_a_finished_run_is_left_alone(straight, capsys):
 
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, time
 sys.path[:0] = [{tests!r}, {root!r}]
 import conftest, pytest, tiny, test_train
 from cpgd_jax import checkpoint, experience, train
@@ -157,6 +157,9 @@ collect = experience.collect
 
 def counted(*args):
     if args[5] == 3:
+        newest = os.path.join({folder!r}, "checkpoints", "2")
+        while not os.path.exists(newest):  # it is written in the background
+            time.sleep(0.1)
         # Of the third rollout's checkpoint, as much as a kill in the midst of writing leaves.
         folder = os.path.join({folder!r}, "checkpoints", "3.orbax-checkpoint-tmp")
         os.makedirs(os.path.join(folder, "params"))
@@ -179,7 +182,7 @@ def test_killed_and_resumed_equals_straight_bit_for_bit(straight, tmp_path, repo
         [sys.executable, "-c", script], cwd=repo, env=os.environ, capture_output=True, timeout=300
     )
     assert done.returncode == -9, done.stderr.decode()
-    assert not (folder / "summary.json").exists()
+    assert (folder / "checkpoints" / "2").exists() and not (folder / "summary.json").exists()
     assert len(lines_that_parse(folder)) > 6  # two steps past the checkpoint, to be done again
     summary = train.train(tiny.config(**FOUR), str(folder))
     assert untimed(folder) == untimed(straight[0])

@@ -1,5 +1,6 @@
 """One optimiser step: how it is cut up, padded or spread over devices changes nothing."""
 
+import dataclasses
 import types
 
 import jax
@@ -12,6 +13,7 @@ from flax import nnx
 
 from cpgd_jax import models, run, sharding, train
 from cpgd_jax.algorithms import ALGORITHMS
+from cpgd_jax.losses.policy import policy_loss
 from cpgd_jax.ops import masked
 from cpgd_jax.train_step import init_state
 from cpgd_jax.types import TrainBatch
@@ -93,11 +95,21 @@ def row_of(aggregation):
     return train.algorithm_row(tiny.config(loss__aggregation=aggregation))[0]
 
 
+def direct_loss(batch, row):
+    """The loss of the whole batch, without the train step."""
+    given, state = fake_run()
+    arrays = {k: getattr(batch, k) for k in ("old_logp_BT", "mask_BT", "group_B")}
+    logp_BT = logp_of_responses(given, state.params, batch)
+    row = dataclasses.replace(row, drift_coef=0.0)
+    return float(policy_loss(row, logp_BT=logp_BT, advantage_B=batch.advantage_BT, **arrays)[0])
+
+
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_microbatches_equal_the_whole(aggregation):
     row = row_of(aggregation)
     whole = one_step(make_batch(), row, microbatch_size=8)
     assert whole[1]["grad_norm"] > 1e-3
+    assert whole[1]["loss/policy"] == pytest.approx(direct_loss(make_batch(), row), rel=1e-4)
     assert_same(whole, one_step(make_batch(), row, microbatch_size=1))
 
 

@@ -17,9 +17,12 @@ from cpgd_jax.rewards import Verifier, files
 _INPUT = flags.DEFINE_string("input", None, "JSON lines {response, gold}")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON lines to write; replaced if it exists")
 _TIMEOUT = flags.DEFINE_float(
-    "timeout_s", 1.5, "seconds that one comparison may take", lower_bound=0.01
+    "timeout_s", 1.0, "seconds that one comparison may take", lower_bound=0.01
 )
 _WORKERS = flags.DEFINE_integer("workers", 2, "verifier processes", lower_bound=1)
+_FUNCTIONS = flags.DEFINE_multi_string(
+    "function", [], "a reward of your own, 'module:function=weight'; may be given several times"
+)
 flags.mark_flags_as_required(["input", "output"])
 
 
@@ -28,7 +31,7 @@ def main() -> None:
     files.check_output(_OUTPUT.value)
     responses, golds = [row["response"] for row in rows], [row["gold"] for row in rows]
     start = time.monotonic()
-    with Verifier(_WORKERS.value, _TIMEOUT.value) as verifier:
+    with Verifier(_WORKERS.value, _TIMEOUT.value, _FUNCTIONS.value) as verifier:
         scores = files.write_rows(_OUTPUT.value, rows, verifier.stream(responses, golds))
         shown = track(scores, "scoring", len(rows), console=Console(file=sys.stderr))
         done = list(shown)
@@ -36,7 +39,7 @@ def main() -> None:
     print(
         f"{len(done)} responses: accuracy {mean(s.accuracy for s in done):.3f}, "
         f"format {mean(s.format for s in done):.3f}, total {mean(s.total for s in done):.3f}, "
-        f"{verifier.timeouts} timeouts, {verifier.crashes} crashes, {seconds:.1f} s"
+        f"{verifier.timeouts} timeouts, {verifier.errors} errors, {seconds:.1f} s"
     )
 
 

@@ -42,6 +42,29 @@ def test_score_takes_weights_and_is_frozen():
         score.total = 9.0
 
 
+def test_repetition_is_the_share_of_runs_seen_before():
+    words = [f"w{n}" for n in range(40)]
+    assert rules.repetition("") == rules.repetition("five words are no run") == 0.0
+    assert rules.repetition(" ".join(words)) == 0.0
+    assert rules.repetition(" ".join(words + words)) == pytest.approx(33 / 73)
+    assert rules.repetition("a " * 1000) == pytest.approx(1 - 1 / 993)
+    assert rules.repetition("三角形" * 20) == pytest.approx(1 - 3 / 53)
+    assert rules.repetition("a b " * 5 + "<|im_end|>" + "c " * 100) < 1 - 2 / 14
+
+
+def test_repetition_is_taken_off_the_total_when_asked():
+    response = f"<think>{'again and ' * 50}</think><answer>5</answer>"
+    plain = rewards.score(response, "5")
+    assert plain.total == 1.5 and not plain.extra
+    score = rewards.score(response, "5", repetition_penalty=0.5)
+    assert score.extra["repetition"] == rules.repetition(response) > 0.7
+    assert score.total == pytest.approx(1.5 - 0.5 * score.extra["repetition"])
+
+
+def test_length_is_the_share_of_the_limit():
+    assert [rules.length(tokens, 8) for tokens in (0, 2, 8)] == [0.0, 0.25, 1.0]
+
+
 def test_score_batch_keeps_the_order():
     golds = [str(n % 3) for n in range(300)]
     responses = [rf"<think>a</think><answer>\boxed{{{n % 5}}}</answer>" for n in range(300)]

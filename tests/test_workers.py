@@ -97,7 +97,7 @@ def test_a_child_that_dies_costs_one_answer(verifier):
         os.kill(child_of(pool._workers[0]._process.pid), signal.SIGSEGV)
         thread.join(10)
         assert scores[0].accuracy == 0 and not scores[0].timed_out
-        assert (pool.timeouts, pool.crashes) == (0, 1)
+        assert (pool.timeouts, pool.errors) == (0, 1)
         assert pool.score(boxed(NEEDS_WORKER[0]), NEEDS_WORKER[1]).accuracy == 1
 
 
@@ -108,7 +108,7 @@ def test_a_worker_killed_between_answers_costs_none():
         os.killpg(pool._workers[0]._process.pid, signal.SIGKILL)
         pool._workers[0]._process.wait()
         assert pool.score(boxed(NEEDS_WORKER[0]), NEEDS_WORKER[1]).accuracy == 1
-        assert pool.crashes == 0
+        assert pool.errors == 0
 
 
 @linux

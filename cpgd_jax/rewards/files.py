@@ -49,6 +49,7 @@ def verdict(score: Score) -> dict:
         "extracted": score.extracted,
         "reason": score.reason,
         "seconds": round(score.seconds, 6),
+        **({"extra": dict(score.extra)} if score.extra else {}),
     }
 
 

@@ -5,36 +5,51 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 
-from cpgd_jax.rewards import answers, equality, rules
+from cpgd_jax.rewards import answers, equality, functions, rules
 from cpgd_jax.rewards.workers import Reply, Worker
 
-TIMEOUT_S = 1.5
+TIMEOUT_S = 1.0
 WORKERS = 2
 MAX_SHOWN = 2000  # characters of `Score.extracted`
+MAX_WAITING = 64  # responses in work at a time, per worker
 
 
 class Verifier:
     """A pool of `workers` processes, reused over calls, safe to call from several threads.
 
-    `timeout_s` is the wall-clock limit of one comparison; the start of a process does not count.
-    `timeouts` and `crashes` count the answers that were lost (and scored 0) that way.
+    `timeout_s` is the wall-clock limit of one comparison or call of a user's reward; the start of a
+    process does not count. `user_rewards` are entries of `config.reward.functions`: they are loaded
+    at once, and UserError names what is not there. `timeouts` and `errors` count the answers that
+    were lost (and scored 0) because they hit the limit, or raised or died.
     """
 
-    def __init__(self, workers: int = WORKERS, timeout_s: float = TIMEOUT_S):
+    def __init__(
+        self,
+        workers: int = WORKERS,
+        timeout_s: float = TIMEOUT_S,
+        user_rewards: Sequence[str] = (),
+    ):
         if workers < 1 or timeout_s <= 0:
             raise ValueError(f"needs workers >= 1 and timeout_s > 0, got {workers}, {timeout_s}")
         self.timeout_s = timeout_s
         self.timeouts = 0
-        self.crashes = 0
-        self._workers = [Worker() for _ in range(workers)]
+        self.errors = 0
+        self._users = functions.parse(user_rewards)
+        places = tuple(user.place for user in self._users)
+        self._workers = [Worker(places) for _ in range(workers)]
         self._idle: queue.Queue[Worker] = queue.Queue()
         for worker in self._workers:
             self._idle.put(worker)
         self._lock = threading.Lock()
         self._closed = False
+        self._background: ThreadPoolExecutor | None = None
+        if self._users:
+            self.warm_up()
 
     def __enter__(self) -> "Verifier":
         return self
@@ -47,44 +62,54 @@ class Verifier:
         self._closed = True
         for worker in self._workers:
             worker.kill()
+        if self._background:
+            self._background.shutdown(wait=False, cancel_futures=True)
 
     def warm_up(self) -> None:
         """Starts all workers and waits for them."""
         for worker in self._workers:
             worker.start()
-        for worker in self._workers:
-            worker.wait_ready()
+        try:
+            for worker in self._workers:
+                worker.wait_ready()
+        except BaseException:
+            self.close()
+            raise
 
     def score(
-        self,
-        response: str,
-        gold: str,
-        *,
-        timeout_s: float | None = None,
-        accuracy_weight: float = 1.0,
-        format_weight: float = 0.5,
+        self, response: str, gold: str, *, timeout_s: float | None = None, **weights
     ) -> rules.Score:
-        """The verdict on one response."""
+        """The verdict on one response. `weights`: those of `rules.total`."""
+        limit = timeout_s or self.timeout_s
         start = time.perf_counter()
         extracted = answers.extract(response)
         verdict = equality.quick(extracted, gold)
-        spent = time.perf_counter() - start
+        form = rules.format_reward(response)
+        repetition = rules.repetition(response) if weights.get("repetition_penalty") else 0.0
+        seconds = time.perf_counter() - start
         if verdict is None:
-            reply, seconds = self._ask(extracted, gold, timeout_s or self.timeout_s)
-            spent += seconds
+            reply, spent = self._ask(extracted, equality.clean_gold(gold), limit)
+            seconds += spent
         else:
-            reply = Reply(verdict.equal, verdict.reason)
-        accuracy, form = int(reply.equal), rules.format_reward(response)
+            reply = Reply(float(verdict.equal), verdict.reason)
+        replies, extra = [reply], {"repetition": repetition} if repetition else {}
+        total = rules.total(int(reply.value), form, repetition, **weights)
+        for which, user in enumerate(self._users):
+            answer, spent = self._ask(response, gold, limit, which)
+            seconds += spent
+            total += user.weight * answer.value
+            extra[user.function] = answer.value
+            replies.append(answer)
         return rules.Score(
-            accuracy=accuracy,
+            accuracy=int(reply.value),
             format=form,
-            total=rules.total(
-                accuracy, form, accuracy_weight=accuracy_weight, format_weight=format_weight
-            ),
+            total=total,
             extracted=extracted[:MAX_SHOWN],
             reason=reply.reason,
-            seconds=spent,
-            timed_out=reply.timed_out,
+            seconds=seconds,
+            timed_out=any(r.timed_out for r in replies),
+            failed=any(r.failed for r in replies),
+            extra=extra,
         )
 
     def stream(
@@ -93,10 +118,19 @@ class Verifier:
         """`score` of each pair, in order, as many at a time as there are workers."""
         if len(responses) != len(golds):
             raise ValueError(f"{len(responses)} responses but {len(golds)} golds")
-        with ThreadPoolExecutor(len(self._workers)) as threads:
-            yield from threads.map(
-                lambda response, gold: self.score(response, gold, **options), responses, golds
-            )
+        pairs = zip(responses, golds, strict=True)
+        threads = ThreadPoolExecutor(len(self._workers))
+
+        def begin(pair) -> Future:
+            return threads.submit(self.score, *pair, **options)
+
+        try:
+            waiting = deque(map(begin, islice(pairs, MAX_WAITING * len(self._workers))))
+            while waiting:
+                yield waiting.popleft().result()
+                waiting.extend(map(begin, islice(pairs, 1)))
+        finally:
+            threads.shutdown(cancel_futures=True)
 
     def score_batch(
         self, responses: Sequence[str], golds: Sequence[str], **options
@@ -104,7 +138,15 @@ class Verifier:
         """`stream` as a list."""
         return list(self.stream(responses, golds, **options))
 
-    def _ask(self, answer: str, gold: str, timeout_s: float) -> tuple[Reply, float]:
+    def submit(self, responses: Sequence[str], golds: Sequence[str], **options) -> Future:
+        """`score_batch` in the background: `result()` of what it returns waits for the list."""
+        if self._background is None:
+            self._background = ThreadPoolExecutor(1, thread_name_prefix="verifier")
+        return self._background.submit(self.score_batch, responses, golds, **options)
+
+    def _ask(
+        self, text: str, gold: str, timeout_s: float, function: int | None = None
+    ) -> tuple[Reply, float]:
         """A worker's reply and the seconds it took, without waiting and start-up."""
         if self._closed:
             raise RuntimeError("this Verifier is closed")
@@ -112,7 +154,7 @@ class Verifier:
         try:
             worker.wait_ready()
             start = time.perf_counter()
-            reply = worker.ask(answer, equality.clean_gold(gold), timeout_s)
+            reply = worker.ask(text, gold, timeout_s, function)
             seconds = time.perf_counter() - start
         except BaseException:  # interrupted: its reply must not be taken for the next one's
             worker.kill()
@@ -121,7 +163,7 @@ class Verifier:
             self._idle.put(worker)
         with self._lock:
             self.timeouts += reply.timed_out
-            self.crashes += reply.crashed
+            self.errors += reply.failed
         return reply, seconds
 
 
@@ -139,22 +181,12 @@ def shared(workers: int = WORKERS) -> Verifier:
         return _shared[key]
 
 
-def score(
-    response: str,
-    gold: str,
-    *,
-    timeout_s: float = TIMEOUT_S,
-    accuracy_weight: float = 1.0,
-    format_weight: float = 0.5,
-) -> rules.Score:
-    """The verdict on one response against its gold, by the shared pool."""
-    return shared().score(
-        response,
-        gold,
-        timeout_s=timeout_s,
-        accuracy_weight=accuracy_weight,
-        format_weight=format_weight,
-    )
+def score(response: str, gold: str, *, timeout_s: float = TIMEOUT_S, **weights) -> rules.Score:
+    """The verdict on one response against its gold, by the shared pool.
+
+    `weights`: accuracy_weight=1.0, format_weight=0.5, repetition_penalty=0.0.
+    """
+    return shared().score(response, gold, timeout_s=timeout_s, **weights)
 
 
 def score_batch(
@@ -163,14 +195,7 @@ def score_batch(
     *,
     timeout_s: float = TIMEOUT_S,
     workers: int = WORKERS,
-    accuracy_weight: float = 1.0,
-    format_weight: float = 0.5,
+    **weights,
 ) -> list[rules.Score]:
     """The verdicts on many responses, in order, by the shared pool of that many workers."""
-    return shared(workers).score_batch(
-        responses,
-        golds,
-        timeout_s=timeout_s,
-        accuracy_weight=accuracy_weight,
-        format_weight=format_weight,
-    )
+    return shared(workers).score_batch(responses, golds, timeout_s=timeout_s, **weights)

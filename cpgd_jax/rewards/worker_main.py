@@ -1,4 +1,6 @@
-"""The worker process: `python -m cpgd_jax.rewards.worker_main`, started by `workers`.
+"""The worker process: `python -m cpgd_jax.rewards.worker_main [module:function ...]`.
+
+Started by `workers`; the arguments are the users' rewards that the config names (`functions`).
 
 The supervisor imports what comparing needs, then forks a child that reads requests from standard
 input and answers on standard output. The child sets a kernel timer for each request whose signal
@@ -17,20 +19,26 @@ RECYCLED = 3  # exit status of a child that has done its share
 
 
 def main() -> None:
-    from cpgd_jax.rewards import structure  # before the fork: its children share it
+    from cpgd_jax.errors import UserError
+    from cpgd_jax.rewards import functions, structure  # before the fork: its children share it
 
     structure.warm_up()
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # a library that prints must not reach the pipe
+    try:
+        rewards = functions.load(sys.argv[1:])
+    except UserError as error:
+        _send(out, {"refused": str(error)})
+        return
     _send(out, {"ready": os.getpid()})
     if not hasattr(os, "fork"):
-        _serve(out)
+        _serve(out, rewards)
         return
     while True:
         child = os.fork()
         if child == 0:
             _limit_memory()
-            os._exit(_serve(out))
+            os._exit(_serve(out, rewards))
         status = os.waitpid(child, 0)[1]
         code = os.waitstatus_to_exitcode(status)
         if code == 0:
@@ -39,7 +47,7 @@ def main() -> None:
             _send(out, {"died": -code})
 
 
-def _serve(out) -> int:
+def _serve(out, rewards: list) -> int:
     """Answers requests; 0 at the end of input, RECYCLED after ANSWERS_A_CHILD."""
     for _ in range(ANSWERS_A_CHILD):
         line = _read_line(0)
@@ -47,20 +55,24 @@ def _serve(out) -> int:
             return 0
         request = json.loads(line)
         _alarm(request["timeout_s"])
-        reply = _compare(request["answer"], request["gold"])
+        reply = _answer(request, rewards)
         _alarm(0)
         _send(out, {"id": request["id"], **reply})
     return RECYCLED
 
 
-def _compare(answer: str, gold: str) -> dict:
-    from cpgd_jax.rewards import structure
+def _answer(request: dict, rewards: list) -> dict:
+    """The value of a user's function, or of a comparison: 1 = equal."""
+    from cpgd_jax.rewards import functions, structure
 
+    text, gold, which = request["text"], request["gold"], request["function"]
     try:
-        verdict = structure.compare(answer, gold)
-        return {"equal": verdict.equal, "reason": verdict.reason}
-    except (Exception, RecursionError, MemoryError) as error:
-        return {"equal": False, "reason": f"not comparable: {type(error).__name__}"}
+        if which is not None:
+            return {"value": functions.call(rewards[which], text, gold), "reason": ""}
+        verdict = structure.compare(text, gold)
+        return {"value": float(verdict.equal), "reason": verdict.reason}
+    except (Exception, RecursionError, MemoryError, SystemExit) as error:
+        return {"value": 0.0, "reason": f"failed: {type(error).__name__}", "failed": True}
 
 
 def _alarm(seconds: float) -> None:

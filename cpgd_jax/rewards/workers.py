@@ -1,7 +1,7 @@
-"""Worker processes that compare formulas, each answer under a hard wall-clock limit.
+"""Worker processes that compare formulas and call users' rewards, under a hard wall-clock limit.
 
 A worker is `python -m cpgd_jax.rewards.worker_main`: a supervisor that has imported what comparing
-needs and forks the child that compares. The kernel kills a child that passes its limit; the
+needs and forks the child that does it. The kernel kills a child that passes its limit; the
 supervisor forks the next one within milliseconds. One JSON object a line goes each way. No signal
 handler, fork or pickle in the caller's process, so it works from any thread and any main module.
 """
@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from cpgd_jax.errors import UserError
+
 START_LIMIT_S = 120.0  # imports of a fresh worker on a busy machine
 GRACE_S = 1.0  # beyond the limit, before the caller itself kills a worker
 
@@ -26,22 +28,26 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of one comparison."""
+    """What became of one request."""
 
-    equal: bool
+    value: float  # of a comparison: 1 = equal; of a user's reward: what it returned
     reason: str
     timed_out: bool = False
-    crashed: bool = False
+    failed: bool = False  # an exception, or the death of the process
 
 
-TIMED_OUT = Reply(False, "comparison hit its time limit", timed_out=True)
-CRASHED = Reply(False, "comparison crashed its process", crashed=True)
+TIMED_OUT = Reply(0.0, "comparison hit its time limit", timed_out=True)
+CRASHED = Reply(0.0, "comparison crashed its process", failed=True)
 
 
 class Worker:
-    """One worker process. `ask` is for one thread at a time."""
+    """One worker process. `ask` is for one thread at a time.
 
-    def __init__(self):
+    `functions`: users' rewards, "module:function" each, that the process imports at its start.
+    """
+
+    def __init__(self, functions: tuple[str, ...] = ()):
+        self._functions = functions
         self._lines: queue.SimpleQueue = queue.SimpleQueue()
         self._process: subprocess.Popen | None = None
         self._ready = False
@@ -51,9 +57,10 @@ class Worker:
         """Starts the process without waiting for it; does nothing if it runs."""
         if self._process is not None:
             return
-        path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))
+        ours = [entry or os.getcwd() for entry in sys.path] if self._functions else []
+        path = os.pathsep.join(filter(None, [_ROOT, *ours, os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cpgd_jax.rewards.worker_main"],
+            [sys.executable, "-P", "-m", "cpgd_jax.rewards.worker_main", *self._functions],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -67,28 +74,39 @@ class Worker:
         reader.start()
 
     def wait_ready(self) -> bool:
-        """Waits for the imports of a fresh process; False if it died or took START_LIMIT_S."""
+        """Waits for the imports of a fresh process; False if it died or took START_LIMIT_S.
+
+        UserError: a user's reward is not there.
+        """
         self.start()
         if not self._ready:
-            self._ready = self._next(START_LIMIT_S) is not None
+            first = self._next(START_LIMIT_S) or {}
+            if "refused" in first:
+                self.kill()
+                raise UserError(first["refused"])
+            self._ready = "ready" in first
         return self._ready
 
-    def ask(self, answer: str, gold: str, timeout_s: float) -> Reply:
-        """One comparison. The worker, perhaps a new process, is usable again when this returns."""
-        deadline = self._send(answer, gold, timeout_s) or self._send(answer, gold, timeout_s)
+    def ask(self, text: str, gold: str, timeout_s: float, function: int | None = None) -> Reply:
+        """Compares a text with a gold, or calls the user's reward of that index on them.
+
+        The worker, perhaps a new process, is usable again when this returns.
+        """
+        request = {"text": text, "gold": gold, "timeout_s": timeout_s, "function": function}
+        deadline = self._send(request) or self._send(request)
         return CRASHED if deadline is None else self._answer(deadline)
 
-    def _send(self, answer: str, gold: str, timeout_s: float) -> float | None:
+    def _send(self, request: dict) -> float | None:
         """Sends a request, on a fresh process if the last one died meanwhile: when to give up."""
         if self._process is not None and self._process.poll() is not None:
             self.kill()
         self._count += 1
-        request = {"id": self._count, "answer": answer, "gold": gold, "timeout_s": timeout_s}
+        line = json.dumps(request | {"id": self._count}).encode() + b"\n"
         try:
             if self.wait_ready():
-                self._process.stdin.write(json.dumps(request).encode() + b"\n")
+                self._process.stdin.write(line)
                 self._process.stdin.flush()
-                return time.monotonic() + timeout_s + GRACE_S
+                return time.monotonic() + request["timeout_s"] + GRACE_S
         except OSError:
             pass
         self.kill()
@@ -100,7 +118,7 @@ class Worker:
             if line is None:
                 break
             if line.get("id") == self._count:
-                return Reply(bool(line["equal"]), str(line["reason"]))
+                return Reply(line["value"], line["reason"], failed=line.get("failed", False))
             if "died" in line:
                 return TIMED_OUT if line["died"] == signal.SIGALRM else CRASHED
         running = self._process is not None and self._process.poll() is None

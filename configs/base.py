@@ -47,7 +47,7 @@ def get_config() -> ConfigDict:
     d.arithmetic.max_operand = 20  # operands are 0..max_operand
     d.arithmetic.three_operand_frac = 0.5  # share of problems with three operands
     d.arithmetic.held_out_frac = 0.1  # share of the distinct problems kept for eval
-    d.arithmetic.slip_frac = 0.5  # demonstrations: share with every result one too many
+    d.arithmetic.slip_frac = 0.5  # demonstrations: share whose answer is one too many
     d.arithmetic.bad_format_frac = 0.2  # demonstrations: share without the required tags
 
     # ---- rollout
@@ -65,16 +65,19 @@ def get_config() -> ConfigDict:
     )  # refill prompts whose rewards are all equal; None = the row's
     r.max_refills = 3  # extra rollouts at most per step of dynamic sampling
 
-    # ---- reward = accuracy_weight * accuracy + format_weight * format
+    # ---- reward = accuracy_weight * accuracy + format_weight * format - penalties + functions
     w = c.reward = ConfigDict()
     w.accuracy_weight = 1.0
     w.format_weight = 0.5
-    w.timeout_s = 1.5  # wall-clock limit of one verification
+    w.timeout_s = 1.0  # wall-clock limit of one verification
     w.workers = 2  # verifier processes
     w.overlong_buffer = placeholder(
         int
     )  # soft overlong penalty: tokens before the cap; None = the row's; 0 = off
     w.overlong_penalty = 1.0  # at the cap
+    w.repetition_penalty = 0.0  # taken off times the share of repeated runs of 8 words; 0 = off
+    w.length_penalty = 0.0  # taken off times tokens / max_response_len; 0 = off
+    w.functions = ()  # rewards of your own: ("module:function=weight",), cpgd_jax/rewards/functions.py
 
     # ---- the algorithm's cells; None = the row's own value
     a = c.advantage = ConfigDict()

@@ -2,7 +2,7 @@
 
     python -m experiments.train --config=configs/quickstart_warmstart.py --workdir=runs/quickstart_warmstart
 
-Six in ten demonstrations slip in every step, two in ten lack tags, so that the policy is right some of
+Six in ten demonstrations answer one too many, two in ten lack tags, so that the policy is right some of
 the time and reinforcement learning has something to reinforce. Hardware: 2 CPU cores.
 """
 

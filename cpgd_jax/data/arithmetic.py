@@ -47,9 +47,9 @@ class ArithmeticSource:
         self.train(0)  # UserError if there are none
         most, more = self.config.max_operand, self.config.three_operand_frac > 0
         operands, signs = [most] * (3 if more else 2), [1] * (2 if more else 1)
-        totals = [most, 2 * most + 1, 3 * most + 2][: len(operands)]
+        totals = [most, 2 * most, 3 * most][: len(operands)]
         steps = [f"{a}+{most}={b}" for a, b in zip(totals, totals[1:], strict=False)]
-        target = _tagged(", ".join(steps), totals[-1])
+        target = _tagged(", ".join(steps), totals[-1] + 1)
         question = _expression(operands, signs) + "=?"
         return [Example(question, question, str(sum(operands)), target)]
 
@@ -88,18 +88,20 @@ class ArithmeticSource:
         return Example(id=question, prompt=question, gold=str(gold), target=target)
 
     def _demonstration(self, rng, operands, signs) -> str:
-        """A worked answer; `slip_frac` of them slip in every step, `bad_format_frac` lack tags."""
-        slips = rng.random() < self.config.slip_frac
+        """Right reasoning; but `slip_frac` answer one too many, `bad_format_frac` lack tags."""
         total, steps = operands[0], []
         for sign, operand in zip(signs, operands[1:], strict=True):
-            result = total + sign * operand + slips  # a slip counts one too many
+            result = total + sign * operand
             steps.append(f"{_expression([total, operand], [sign])}={result}")
             total = result
-        reasoning = ", ".join(steps)
+        reasoning, answer = ", ".join(steps), total + (rng.random() < self.config.slip_frac)
         if rng.random() < self.config.bad_format_frac:
-            choices = (f"<answer>\\boxed{{{total}}}</answer>", f"<think>{reasoning}</think>{total}")
+            choices = (
+                f"<answer>\\boxed{{{answer}}}</answer>",
+                f"<think>{reasoning}</think>{answer}",
+            )
             return choices[int(rng.integers(2))]
-        return _tagged(reasoning, total)
+        return _tagged(reasoning, answer)
 
 
 def _tagged(reasoning: str, total: int) -> str:

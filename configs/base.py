@@ -77,7 +77,7 @@ def get_config() -> ConfigDict:
     w.overlong_penalty = 1.0  # at the cap
     w.repetition_penalty = 0.0  # taken off times the share of repeated runs of 8 words; 0 = off
     w.length_penalty = 0.0  # taken off times tokens / max_response_len; 0 = off
-    w.functions = ()  # rewards of your own: ("module:function=weight",), cpgd_jax/rewards/functions.py
+    w.functions = ()  # of your own: ("module:function=weight",); see cpgd_jax/rewards/functions.py
 
     # ---- the algorithm's cells; None = the row's own value
     a = c.advantage = ConfigDict()

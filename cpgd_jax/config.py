@@ -74,6 +74,9 @@ class Reward:
     workers: int
     overlong_buffer: int | None
     overlong_penalty: float
+    repetition_penalty: float
+    length_penalty: float
+    functions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -199,7 +202,11 @@ def from_config_dict(values: Mapping[str, Any]) -> Config:
 
 def to_dict(config: Config) -> dict:
     """Nested plain dict, as written to workdir/config.json; `from_config_dict` reads it back."""
-    return dataclasses.asdict(config)
+    return dataclasses.asdict(config, dict_factory=_plain)
+
+
+def _plain(items) -> dict:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in items}
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -235,6 +242,8 @@ def _build(cls, values, path):
 def _convert(hint, value, path):
     if dataclasses.is_dataclass(hint):
         return _build(hint, value, path)
+    if typing.get_origin(hint) is tuple:
+        return _texts(value, path)
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
@@ -242,3 +251,9 @@ def _convert(hint, value, path):
         names = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
         raise UserError(f"{path} is {value!r}: it must be of type {names}")
     return value
+
+
+def _texts(value, path) -> tuple[str, ...]:
+    if not isinstance(value, tuple | list) or not all(isinstance(item, str) for item in value):
+        raise UserError(f"{path} is {value!r}: it must be a tuple of texts, such as ('a', 'b')")
+    return tuple(value)

@@ -56,6 +56,8 @@ NOT_NEGATIVE = (
     "reward.accuracy_weight",
     "reward.format_weight",
     "reward.overlong_penalty",
+    "reward.repetition_penalty",
+    "reward.length_penalty",
 )
 FRACTIONS = (
     "optim.lr_end_frac",

@@ -82,6 +82,7 @@ def _answer(graphdef, params, examples, tokenizer, verifier, config, group, temp
         golds,
         accuracy_weight=config.reward.accuracy_weight,
         format_weight=config.reward.format_weight,
+        repetition_penalty=config.reward.repetition_penalty,
     )
     totals = {
         "accuracy": np.array([s.accuracy for s in scores], np.float64),

@@ -1,6 +1,7 @@
 """One rollout made ready for training: samples, rewards, advantages, `old` log-probs."""
 
 import time
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import jax
@@ -12,10 +13,20 @@ from cpgd_jax.algorithms import Algorithm
 from cpgd_jax.config import Config
 from cpgd_jax.data.batching import prompt_batch
 from cpgd_jax.ops import masked
+from cpgd_jax.rewards import rules
 from cpgd_jax.rollout import engine
 from cpgd_jax.rollout.scoring import score_rollout
 from cpgd_jax.run import Run
 from cpgd_jax.types import PromptBatch, Rollout, TrainBatch
+
+
+class Sampled(NamedTuple):
+    """Groups whose responses are being scored in the background; B = Q * G rows."""
+
+    prompts: PromptBatch
+    rollout: Rollout
+    texts: list[str]  # B decoded responses
+    verdicts: Future  # of B verdicts of the verifier
 
 
 class Scored(NamedTuple):
@@ -31,23 +42,24 @@ class Scored(NamedTuple):
 def collect(run: Run, row: Algorithm, params, reference, verifier, index: int, position: int):
     """(TrainBatch of the whole rollout, metrics, rows for rollouts.jsonl, new data position)."""
     config = run.config
-    started, timeouts = time.monotonic(), verifier.timeouts
-    scored, sampled_tokens, position = _sample_and_score(
-        run, row, params, verifier, index, position
-    )
+    started, timeouts, errors = time.monotonic(), verifier.timeouts, verifier.errors
+    drawn, sampled_tokens, position = _draw(run, row, params, verifier, index, position)
     sample_s = time.monotonic() - started
-    G, rollout = config.rollout.samples_per_prompt, scored.rollout
+    G, rollout = config.rollout.samples_per_prompt, drawn.rollout
     B, T = rollout.response_BT.shape
-    trained_BT = _trained(row, scored)
     rows = {
-        "prompt_BS": np.repeat(scored.prompts.token_QS, G, axis=0),
-        "prompt_mask_BS": np.repeat(scored.prompts.mask_QS, G, axis=0),
+        "prompt_BS": np.repeat(drawn.prompts.token_QS, G, axis=0),
+        "prompt_mask_BS": np.repeat(drawn.prompts.mask_QS, G, axis=0),
         "response_BT": rollout.response_BT,
     }
     old_BT, ref_BT = (
         _score(run, p, rows, rollout.mask_BT) if p is not None else None
         for p in (params, reference)
     )
+    started = time.monotonic()
+    scored = _scored(config, row, drawn)
+    wait_s = time.monotonic() - started
+    trained_BT = _trained(row, scored)
     in_reward = row.kl_coef > 0 and row.kl_in == "reward"
     advantage = advantages(
         row,
@@ -68,6 +80,8 @@ def collect(run: Run, row: Algorithm, params, reference, verifier, index: int, p
     )
     metrics = _metrics(scored, old_BT) | {
         "reward/timeouts": verifier.timeouts - timeouts,
+        "reward/errors": verifier.errors - errors,
+        "time/reward_wait_s": wait_s,
         "rollout/tokens_per_s": sampled_tokens / sample_s,
     }
     return batch, metrics, _samples(config, scored, advantage_BT), position
@@ -88,17 +102,21 @@ def minibatches(config: Config, batch: TrainBatch, index: int, epoch: int):
         yield jax.tree.map(lambda x, rows=rows: np.ascontiguousarray(x[rows]), batch)
 
 
-def _sample_and_score(run, row, params, verifier, index, position):
-    """A full rollout; with dynamic sampling, groups without a signal are replaced, at most
-    `max_refills` times, after which the rest is filled with such groups (their advantage is 0)."""
+def _draw(run, row, params, verifier, index, position):
+    """(Sampled or Scored, tokens, new position) of a full rollout.
+
+    With dynamic sampling, groups without a signal are replaced, at most `max_refills` times, after
+    which the rest is filled with such groups (their advantage is 0).
+    """
     Q, refills = run.config.rollout.prompts, run.config.rollout.max_refills
     kept, spare, tokens = [], [], 0
     for attempt in range(1 + (refills if row.dynamic_sampling else 0)):
-        scored = _one_rollout(run, row, params, verifier, index, position)
+        sampled = _one_rollout(run, params, verifier, index, position)
         position += Q
-        tokens += int(scored.rollout.mask_BT.sum())
+        tokens += int(sampled.rollout.mask_BT.sum())
         if not row.dynamic_sampling:
-            return scored, tokens, position
+            return sampled, tokens, position
+        scored = _scored(run.config, row, sampled)
         signal_Q = np.asarray(group_stats(scored.reward_QG).signal_Q1)[:, 0]
         kept += [(attempt, scored, q) for q in np.flatnonzero(signal_Q)]
         spare += [(attempt, scored, q) for q in np.flatnonzero(~signal_Q)]
@@ -112,7 +130,7 @@ def _sample_and_score(run, row, params, verifier, index, position):
     return _gather((kept + spare)[:Q]), tokens, position
 
 
-def _one_rollout(run, row, params, verifier, index, position) -> Scored:
+def _one_rollout(run, params, verifier, index, position) -> Sampled:
     config, r = run.config, run.config.rollout
     examples = [run.source.train(position + q) for q in range(r.prompts)]
     prompts = prompt_batch(examples, run.tokenizer, config.data.system_prompt, r.max_prompt_len)
@@ -137,22 +155,35 @@ def _one_rollout(run, row, params, verifier, index, position) -> Scored:
         for ids, mask in zip(rollout.response_BT, rollout.mask_BT, strict=True)
     ]
     golds = [example.gold for example in examples for _ in range(r.samples_per_prompt)]
-    scores = verifier.score_batch(
+    verdicts = verifier.submit(
         texts,
         golds,
         accuracy_weight=config.reward.accuracy_weight,
         format_weight=config.reward.format_weight,
+        repetition_penalty=config.reward.repetition_penalty,
     )
+    return Sampled(prompts, rollout, texts, verdicts)
+
+
+def _scored(config: Config, row: Algorithm, drawn: Sampled | Scored) -> Scored:
+    """The groups with their rewards, once the verdicts are there."""
+    if isinstance(drawn, Scored):
+        return drawn
+    prompts, rollout, texts, verdicts = drawn
+    scores = verdicts.result()
     reward_B = np.array([s.total for s in scores], np.float32)
-    reward_B += _overlong(config, row, rollout.mask_BT.sum(axis=1))
-    return Scored(prompts, rollout, texts, scores, reward_B.reshape(r.prompts, -1))
+    reward_B += _by_length(config, row, rollout.mask_BT.sum(axis=1))
+    reward_QG = reward_B.reshape(-1, config.rollout.samples_per_prompt)
+    return Scored(prompts, rollout, texts, scores, reward_QG)
 
 
-def _overlong(config: Config, row: Algorithm, length_B) -> np.ndarray:
+def _by_length(config: Config, row: Algorithm, length_B) -> np.ndarray:
+    """What the tokens of a response take off its reward, below 0."""
     cap, buffer = config.rollout.max_response_len, config.reward.overlong_buffer
     if buffer is None:
         buffer = cap // 5 if row.overlong else 0
-    return np.asarray(overlong_penalty(length_B, cap, buffer, config.reward.overlong_penalty))
+    overlong_B = np.asarray(overlong_penalty(length_B, cap, buffer, config.reward.overlong_penalty))
+    return overlong_B - config.reward.length_penalty * rules.length(length_B, cap)
 
 
 def _gather(picks) -> Scored:
@@ -207,7 +238,17 @@ def _metrics(scored: Scored, old_BT) -> dict:
         "response/truncated_frac": float(rollout.truncated_B.mean()),
         "rollout/logp_gap_mean": float(gap_BT.sum() / max(rollout.mask_BT.sum(), 1)),
         "rollout/logp_gap_max": float(gap_BT.max()),
+        **_extra_rewards(scored.scores),
         **masked.to_host(group_metrics(scored.reward_QG)),
+    }
+
+
+def _extra_rewards(scores) -> dict:
+    """Means of the parts beyond accuracy and format: repetition and users' own."""
+    names = sorted({name for score in scores for name in score.extra})
+    return {
+        f"reward/{name}": float(np.mean([score.extra.get(name, 0.0) for score in scores]))
+        for name in names
     }
 
 

@@ -21,6 +21,7 @@ REQUIRED_METRICS = (
     "reward/accuracy",  # share of right answers
     "reward/format",  # share of well-formed responses
     "reward/timeouts",  # verifications that ran out of time
+    "reward/errors",  # verifications that raised, or whose process died
     "loss/policy",
     "loss/drift",
     "kl/old",  # nats a token

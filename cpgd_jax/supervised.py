@@ -20,6 +20,7 @@ from cpgd_jax.train_step import make_train_step
 def train(config: Config, workdir: str) -> dict:
     """Runs or resumes the stage; returns the summary (see `loop.run_loop`)."""
     size = config.supervised.batch_size
+    verifier = Verifier(config.reward.workers, config.reward.timeout_s, config.reward.functions)
     run, state = run_lib.build(config, workdir)
     step = make_step(run)
     learning_rate = optim.schedule(config.optim, config.total_steps)
@@ -47,7 +48,7 @@ def train(config: Config, workdir: str) -> dict:
         }
         return Advanced(state, [row], [], position + size)
 
-    with Verifier(config.reward.workers, config.reward.timeout_s) as verifier:
+    with verifier:
         return run_loop(run, state, verifier, "step", config.supervised.steps, advance)
 
 

@@ -24,6 +24,7 @@ from cpgd_jax.train_step import make_train_step
 def train(config: Config, workdir: str) -> dict:
     """Runs or resumes training; returns the summary (see `loop.run_loop`)."""
     row, warnings = algorithm_row(config)
+    verifier = Verifier(config.reward.workers, config.reward.timeout_s, config.reward.functions)
     run, state = run_lib.build(config, workdir)
     for warning in warnings:
         progress.warn(warning)
@@ -59,7 +60,7 @@ def train(config: Config, workdir: str) -> dict:
                 )
         return Advanced(state, rows, samples, position)
 
-    with Verifier(config.reward.workers, config.reward.timeout_s) as verifier:
+    with verifier:
         return run_loop(run, state, verifier, "rollout", config.num_rollouts, advance)
 
 

@@ -22,6 +22,7 @@ def call(repo, tmp_path, monkeypatch, capsys):
 
     def run(*arguments, config=file, folder=tmp_path / "run"):
         values = flags.FlagValues()
+        values["verbosity"] = flags.FLAGS["verbosity"]
         chosen = config_flags.DEFINE_config_file("config", None, "", flag_values=values)
         workdir = flags.DEFINE_string("workdir", None, "", flag_values=values)
 
@@ -63,6 +64,8 @@ BAD = [
     (["--config.data.source=jsonl"], ["config.data.path is ''"]),
     (["--config.mesh.fsdp=3"], ["there are 4 devices"]),
     (["--config.train.microbatch_size=2"], ["multiple of mesh data x fsdp = 4"]),
+    (["--config.reward.functions=('no_such:f',)"], ["'no_such:f'", "cannot be imported"]),
+    (["--config.reward.functions=('f',)"], ["config.reward.functions", "'module:function=weight'"]),
     (["--config.optim.warmup_steps=99"], ["warmup_steps 99"]),
     (["--config.data.arithmetic.held_out_frac=1.0"], ["leaves no train problems"]),
     (["--config.eval.problems=100000"], ["config.eval.problems is 100000"]),

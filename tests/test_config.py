@@ -55,9 +55,13 @@ def test_all_config_files_are_tested(repo):
 
 
 def test_roundtrip_through_json():
-    c = tiny.config(loss__drift_coef=0.5, rollout__dynamic_sampling=True)
+    changes = dict(loss__drift_coef=0.5, rollout__dynamic_sampling=True)
+    c = tiny.config(reward__functions=("my:f", "my:g=0.5"), **changes)
     again = config_lib.from_config_dict(json.loads(json.dumps(config_lib.to_dict(c))))
-    assert again == c
+    assert again == c and again.reward.functions == ("my:f", "my:g=0.5")
+    assert not config_lib.difference(
+        config_lib.to_dict(again), json.loads(json.dumps(config_lib.to_dict(c)))
+    )
     assert again.loss.drift_coef == 0.5 and again.loss.drift_cap is None
 
 
@@ -104,6 +108,8 @@ def test_wrong_types():
     refused("config.model.remat is 1", "bool", model__remat=1)
     refused("config.loss.drift_coef is 'x'", "float or None", loss__drift_coef="x")
     refused("config.seed is True", "int", seed=True)
+    refused("config.reward.functions is 'my:f'", "a tuple of texts", reward__functions="my:f")
+    refused("config.reward.functions is (1,)", "a tuple of texts", reward__functions=(1,))
 
 
 CONTRADICTIONS = [

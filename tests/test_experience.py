@@ -1,6 +1,7 @@
 """One rollout on its way to the train step: rows, labels, masks, refills, minibatches, epochs."""
 
 import json
+from concurrent.futures import Future
 
 import jax
 import numpy as np
@@ -19,10 +20,15 @@ G, T = 4, 8
 class Scores:
     """Stands for the verifier: `total(text, gold)` decides; remembers what it was asked."""
 
-    timeouts = 0
+    timeouts = errors = 0
 
     def __init__(self, total):
         self.total, self.asked = total, []
+
+    def submit(self, *args, **weights):
+        done = Future()
+        done.set_result(self.score_batch(*args, **weights))
+        return done
 
     def score_batch(self, texts, golds, **weights):
         self.asked.append((texts, golds, weights))
@@ -107,7 +113,29 @@ def test_the_sampler_agrees_with_the_trainer(plain):
 def test_reward_weights_reach_the_verifier(parts):
     verifier = Scores(by_digits)
     collect(parts, verifier, reward__accuracy_weight=2.0, reward__format_weight=0.25)
-    assert verifier.asked[0][2] == {"accuracy_weight": 2.0, "format_weight": 0.25}
+    assert verifier.asked[0][2] == {
+        "accuracy_weight": 2.0,
+        "format_weight": 0.25,
+        "repetition_penalty": 0.0,
+    }
+
+
+def test_the_length_penalty_counts_tokens(parts):
+    batch, metrics, *_ = collect(parts, Scores(lambda *_: 0.0), reward__length_penalty=0.5)
+    assert metrics["reward/mean"] == pytest.approx(-0.5 * batch.mask_BT.sum(axis=1).mean() / T)
+
+
+def test_counts_and_parts_of_the_verifier_are_metrics(parts):
+    verifier = Scores(by_digits)
+
+    def score_batch(texts, golds, **weights):
+        verifier.timeouts, verifier.errors = 1, 2
+        return [rules.Score(0, 0, 0.0, "", "", 0.0, extra={"mine": 0.25}) for _ in texts]
+
+    verifier.score_batch = score_batch
+    metrics = collect(parts, verifier)[1]
+    assert (metrics["reward/timeouts"], metrics["reward/errors"]) == (1, 2)
+    assert metrics["reward/mine"] == 0.25 and metrics["time/reward_wait_s"] >= 0
 
 
 def test_truncated_responses_leave_the_loss_when_asked(parts, plain):

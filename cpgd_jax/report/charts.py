@@ -99,7 +99,11 @@ CHARTS = (
         "tokens",
         (("eval/greedy_length", "greedy"), ("eval/mean_length", "mean of samples")),
     ),
-    Chart("Verifier timeouts", "responses a rollout", (("reward/timeouts", "timed out"),)),
+    Chart(
+        "Responses that the verifier lost",
+        "responses a rollout",
+        (("reward/timeouts", "timed out"), ("reward/errors", "failed")),
+    ),
 )
 
 

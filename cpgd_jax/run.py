@@ -8,11 +8,12 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from cpgd_jax import initial, optim, sharding, workdir
+from cpgd_jax import initial, optim, progress, sharding, workdir
 from cpgd_jax.config import Config
 from cpgd_jax.data import batching, sources
 from cpgd_jax.data.tokenizer import Tokenizer
 from cpgd_jax.errors import UserError
+from cpgd_jax.rewards import golds
 from cpgd_jax.types import Example, TrainState
 
 
@@ -43,6 +44,7 @@ def build(config: Config, folder: str | Path) -> tuple[Run, TrainState]:
     source = sources.load(config.data, config.seed)
     held_out = source.held_out(config.eval.problems)
     _check_lengths(config, tokenizer, [*source.longest(), *held_out])
+    _warn_of_golds(config, source.longest(), held_out)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     _check_rows(mesh, "train.microbatch_size", config.train.microbatch_size)
     optimizer = optim.make_optimizer(config.optim, config.total_steps)
@@ -62,6 +64,15 @@ def _check_lengths(config: Config, tokenizer: Tokenizer, examples: list[Example]
         batching.demonstration_batch(examples, tokenizer, system_prompt, *limits)
     else:
         batching.prompt_batch(examples, tokenizer, system_prompt, r.max_prompt_len)
+
+
+def _warn_of_golds(config: Config, *sets) -> None:
+    """Says how many reference answers of a file cannot be compared by value, and which."""
+    if config.data.source == "arithmetic":  # whole numbers
+        return
+    for key, examples in zip(("path", "held_out_path"), sets, strict=True):
+        if warning := golds.warning(example.gold for example in examples):
+            progress.warn(f"config.data.{key}: {warning}")
 
 
 def _check_rows(mesh: Mesh, name: str, rows: int) -> None:

@@ -32,3 +32,15 @@ def test_compared_as(gold, expected):
 
 def test_count():
     assert golds.count(["5", "6", "Anna", ""]) == {"value": 2, "text": 1, "nothing": 1}
+
+
+def test_what_is_not_compared_by_value_is_counted_and_listed():
+    assert golds.warning(["5", "B", r"\frac{x}{2}"]) == ""
+    found = golds.warning(["5", "rhombus", "", "see the\nsolution", "rhombus", "$$"])
+    assert found == (
+        "of 6 golds 3 compared as text ('rhombus', 'see the solution')"
+        " and 2 empty, never paid ('', '$$')"
+    )
+    many = golds.warning([f"word{'a' * n}" for n in range(100)])
+    assert many.startswith("of 100 golds 100 compared as text ('word', ") and "95 more" in many
+    assert len(many) < 400

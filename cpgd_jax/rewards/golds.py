@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from cpgd_jax.rewards import choices, equality, leaves, numbers, parser, structure
 from cpgd_jax.rewards.normalise import normalise, tokens
 
+SHOWN, SHOWN_CHARS = 5, 40  # golds listed in a warning, and characters of each
+
 
 def compared_as(gold: str) -> str:
     """How a gold is compared: "value" (by meaning), "text" (as written), "nothing" (never)."""
@@ -25,6 +27,25 @@ def compared_as(gold: str) -> str:
 def count(golds: Iterable[str]) -> Counter:
     """How many golds are compared in which way; what is not "value" deserves a look."""
     return Counter(map(compared_as, golds))
+
+
+def warning(golds: Iterable[str]) -> str:
+    """A sentence on the golds that are not compared by value; "" if there are none."""
+    golds = list(golds)
+    ways = [(gold, compared_as(gold)) for gold in golds]
+    text, nothing = ([g for g, way in ways if way == kind] for kind in ("text", "nothing"))
+    parts = [
+        f"{len(found)} {what} ({_shown(found)})"
+        for found, what in ((text, "compared as text"), (nothing, "empty, never paid"))
+        if found
+    ]
+    return f"of {len(golds)} golds {' and '.join(parts)}" if parts else ""
+
+
+def _shown(golds: list[str]) -> str:
+    shown = [f"{' '.join(gold.split()):.{SHOWN_CHARS}}" for gold in dict.fromkeys(golds)]
+    more = f", {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+    return ", ".join(map(repr, shown[:SHOWN])) + more
 
 
 def _readable(text: str, depth: int = 0) -> bool:

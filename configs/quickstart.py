@@ -23,6 +23,7 @@ def tiny(c):
     c.data.source = "arithmetic"
     c.data.system_prompt = "none"  # the warm start has taught the format; saves 66 tokens a prompt
     c.data.arithmetic.max_operand = 10
+    c.data.arithmetic.three_operand_frac = 0.7
     c.data.arithmetic.slip_frac = 0.6
     c.data.arithmetic.bad_format_frac = 0.2
     c.rollout.max_prompt_len = 18
@@ -35,12 +36,12 @@ def tiny(c):
 def get_config():
     c = tiny(base.get_config())
     c.model.init_from = "runs/quickstart_warmstart"
-    c.num_rollouts = 60
+    c.num_rollouts = 50
     c.rollout.prompts = 32
     c.rollout.samples_per_prompt = 8
     c.train.minibatch_size = 64  # 8 groups: 4 optimiser steps a rollout
     c.train.microbatch_size = 64
     c.optim.lr = 5e-4
-    c.eval.every = 20
+    c.eval.every = 10
     c.checkpoint.every = 10
     return c

@@ -12,7 +12,7 @@ from configs import base, quickstart
 def get_config():
     c = quickstart.tiny(base.get_config())
     c.stage = "supervised"
-    c.supervised.steps = 300
+    c.supervised.steps = 400
     c.supervised.batch_size = 64
     c.train.microbatch_size = 64
     c.optim.lr = 3e-3

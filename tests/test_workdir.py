@@ -50,7 +50,7 @@ def test_another_config_is_refused_and_named(tmp_path, config):
 def test_fields_that_do_not_change_the_result_may_differ(tmp_path, config):
     workdir.claim(tmp_path, config)
     workdir.claim(tmp_path, tiny.config(checkpoint__every=7, log__rollouts=1, reward__workers=2))
-    refused(tmp_path, tiny.config(reward__timeout_s=1.0), "reward.timeout_s")
+    refused(tmp_path, tiny.config(reward__timeout_s=9.0), "reward.timeout_s")
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"3", b"\xff\xfe", b""])

@@ -12,7 +12,7 @@ MAX_BITS = 100_000  # of an exact number
 MAX_FACTORIAL = 3000
 MAX_EXPONENT = 10**12  # of an inexact power
 DIGITS = 60
-TOLERANCE = mpmath.mpf(10) ** -30  # relative
+TOLERANCE = mpmath.mpf(10) ** -30  # relative, of an imaginary part that is rounding error
 
 Value = Fraction | mpmath.mpf | mpmath.mpc
 

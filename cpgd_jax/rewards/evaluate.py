@@ -5,16 +5,16 @@ from fractions import Fraction
 import mpmath
 
 from cpgd_jax.rewards import arithmetic
-from cpgd_jax.rewards.arithmetic import DIGITS, TOLERANCE, Undefined, Value
+from cpgd_jax.rewards.arithmetic import DIGITS, Undefined, Value
 
 
-def close(a: Value, b: Value) -> bool:
-    """Exactly equal fractions; other numbers to TOLERANCE, relative."""
+def close(a: Value, b: Value, dps: int = DIGITS) -> bool:
+    """Exactly equal fractions; other numbers to half of `dps` digits, relative."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return a == b
-    with mpmath.workdps(DIGITS):
+    with mpmath.workdps(dps):
         x, y = arithmetic.inexact(a), arithmetic.inexact(b)
-        return abs(x - y) <= TOLERANCE * max(abs(x), abs(y))
+        return abs(x - y) <= mpmath.mpf(10) ** (-dps // 2) * max(abs(x), abs(y))
 
 
 def at(node: tuple, point: dict, dps: int = DIGITS, real: bool = False) -> Value:

@@ -14,8 +14,8 @@ _UNITS = (
 )
 _POWER = r"(?:\s*\^\s*\{?\s*([23])\s*\}?)?"
 _UNIT = re.compile(
-    rf"(?:\\text\{{\s*([^{{}}0-9]+?)\s*\}}|(?<![a-zA-Z\\])\{{?\b({_UNITS})\b\}}?){_POWER}\s*$"
-    rf"|(?<=[0-9}}])\s+([a-z]{{4,20}}(?:\s[a-z]{{2,20}})?)\s*$|(\\degree|%)\s*$|([\u4e00-\u9fff]+){_POWER}\s*$"
+    rf"(?:\\text\{{\s*([^{{}}0-9]+?(?:\^[23])?)\s*\}}|(?<![a-zA-Z\\])\{{?\b({_UNITS})\b\}}?){_POWER}\s*$"
+    rf"|(?<=[0-9}}])\s+([a-z]{{4,20}}(?:\s[a-z]{{2,20}})?)\s*$|(\\degree(?:\s*C)?|%)\s*$|([\u4e00-\u9fff]+){_POWER}\s*$"
 )
 _STUCK_UNIT = re.compile(rf"(?<=[0-9}}])({_UNITS}){_POWER}\s*$")
 _SAME_UNIT = {
@@ -24,6 +24,7 @@ _SAME_UNIT = {
     "米": "m", "centimeters": "cm", "厘米": "cm", "千米": "km", "kilometers": "km", "毫米": "mm",
     "分米": "dm", "seconds": "s", "second": "s", "sec": "s", "秒": "s", "minutes": "min",
     "minute": "min", "分钟": "min", "hours": "h", "hour": "h", "hr": "h", "小时": "h",
+    "deg": "degree", r"\degree C": "celsius", "centimetre": "cm", "kilometre": "km",
     "grams": "g", "gram": "g", "克": "g", "千克": "kg", "percent": "%", "per cent": "%",
     "平方厘米": "cm^2", "平方米": "m^2", "立方厘米": "cm^3", "立方米": "m^3",
 }  # fmt: skip
@@ -40,7 +41,6 @@ _NO_UNIT = re.compile(  # text after a number that takes it back, or hedges
 )
 MAX_UNIT_WORDS = 4
 _GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-_LABELS = re.compile(r"(?:\(\d\)\s*){2,}")  # (1)(3): numbered statements, no product
 _CALCULUS = re.compile(r"\\(?:int|sum|prod|lim|det|gcd|max|min|iint|oint)(?![a-zA-Z])")
 
 
@@ -56,7 +56,8 @@ def unit_of(text: str) -> tuple[str, str]:
         name, power = name.split(" ", 1)[1], "2"
     if name.startswith("cubic "):
         name, power = name[6:], "3"
-    name = _SAME_UNIT.get(name, name.rstrip("s") if len(name) > 3 else name)
+    single = name.rstrip("s") if len(name) > 3 else name
+    name = _SAME_UNIT.get(name) or _SAME_UNIT.get(single, single)
     return text[: match.start()].strip(), f"{name}^{power}" if power else name
 
 
@@ -111,8 +112,6 @@ def same_value(a: str, g: str) -> bool:
         return False
     if tokens(a) == tokens(g):
         return True
-    if _LABELS.fullmatch(a) or _LABELS.fullmatch(g):
-        return False
     left, right = numbers.read(a), numbers.read(g)
     if left is not None and right is not None:
         return numbers.equal(left, right)

@@ -32,6 +32,8 @@ _INFIX = re.compile(r"\{([^{}]*)\\(over|choose)(?![a-zA-Z])([^{}]*)\}")  # {1 \o
 _INFIX_NAMES = {"over": r"\frac", "choose": r"\binom"}
 _ANSWER_IS = re.compile(r"^\\text\{\s*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*[:=]?\s*\}", re.I)
 _QUOTED = re.compile(r"([\"'`*])([^\"'`*]+)\1")
+_COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}")
+_LAST_BREAK = re.compile(r"(?:\\\\\s*)+\$*\s*$")
 _EMPTY_SET = re.compile(r"\\\{\s*\\\}")
 _SPACES = {r"\\": r"\\", r"\,": "", r"\!": ""}
 _DEGREE = re.compile(
@@ -45,6 +47,9 @@ _SHORT_FRAC = re.compile(r"\\frac\s*(\{[^{}]*\}|[0-9a-zA-Z])\s*(\{|[0-9a-zA-Z]|\
 _SHORT_ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d+(?:\.\d+)?|[a-zA-Z]|\\[a-zA-Z]+)")
 
 
+_CHARACTERS = spelling.SYMBOLS | spelling.VULGAR | spelling.CIRCLED
+
+
 def _runs(match: re.Match) -> str:
     if match.group(1):
         return "^{" + "".join(spelling.SUPERSCRIPTS[c] for c in match.group(1)) + "}"
@@ -55,7 +60,7 @@ def _from_unicode(text: str) -> str:
     if text.isascii():
         return text
     text = _RUN.sub(_runs, text)
-    text = "".join(spelling.VULGAR.get(c, spelling.SYMBOLS.get(c, c)) for c in text)
+    text = "".join(_CHARACTERS.get(c, c) for c in text)
     text = unicodedata.normalize("NFKC", text)
     return "".join(spelling.SYMBOLS.get(c, c) for c in text)
 
@@ -95,7 +100,8 @@ def normalise(text: str) -> str:
     """The common spelling of `text`; blanks are single and carry no meaning but between words."""
     text = _from_unicode(text)
     text = _TWO_FORMULAS.sub(" , ", text)
-    text = text.replace("&lt;", "<").replace("&gt;", ">")
+    text = text.replace("&lt;", "<").replace("&gt;", ">").replace(":=", "=")
+    text = _LAST_BREAK.sub("", _COLOUR.sub("", text))
     text = _DELIMITER.sub(lambda m: m.group() if m.group() == r"\\" else " ", text)
     text = text.replace("{,}", ",").replace("{}^", "^").replace(r"\%", "%")
     text = _GROUP_SPACE.sub(",", _NUMBER_COMMAND.sub(r"{\1}", text))

@@ -17,6 +17,7 @@ _NAME = re.compile(
     rf"(?:{_VARIABLE}(?:\s*\([^()=]*\))?|[A-Z]{{1,4}}|\|[A-Z]{{1,3}}\||\\text\{{[^{{}}]*\}}"
     rf"|\(\s*{_VARIABLE}(?:\s*,\s*{_VARIABLE})*\s*\))\}}?"
 )  # fmt: skip
+_NUMBERED = re.compile(r"\s*_\s*\{?\s*\d\s*\}?$")
 _SYMBOL = re.compile(_VARIABLE)
 _RESERVED = frozenset([r"\pi", r"\frac", r"\sqrt", "e", "i", r"\infty"])
 
@@ -116,7 +117,10 @@ def _name_first(signs: list[str], sides: list[str]) -> tuple[list[str], list[str
 
 
 def _same_name(a: str, g: str) -> bool:
-    return tokens(a) == tokens(g) or {a.replace(" ", ""), g.replace(" ", "")} == {"y", "f(x)"}
+    if tokens(a) == tokens(g) or {a.replace(" ", ""), g.replace(" ", "")} == {"y", "f(x)"}:
+        return True
+    bare = [_NUMBERED.sub("", text) for text in (a, g)]  # x_1 = 1, x_2 = 3 are values of x
+    return bare[0] == bare[1] and bare != [a, g] and (a in bare or g in bare)
 
 
 def _difference(sides: list[str]) -> tuple:

@@ -3,6 +3,7 @@
 SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
 SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _VULGAR = "½1/2 ⅓1/3 ⅔2/3 ¼1/4 ¾3/4 ⅕1/5 ⅖2/5 ⅗3/5 ⅘4/5 ⅙1/6 ⅚5/6 ⅛1/8 ⅜3/8 ⅝5/8 ⅞7/8"
+CIRCLED = {c: f"({n})" for n, c in enumerate("①②③④⑤⑥⑦⑧⑨", 1)}
 VULGAR = {item[0]: rf"\frac{{{item[1]}}}{{{item[3]}}}" for item in _VULGAR.split()}
 
 SYMBOLS = {
@@ -55,5 +56,5 @@ DROPPED = frozenset(
         "mathstrut",
         "mathrm",
     ]
-    + ["mathbf", "mathit", "operatorname"]
+    + ["underline", "mathbf", "mathit", "operatorname"]
 )

@@ -30,6 +30,7 @@ _REALS = re.compile(_R)
 _PUNCTURED = re.compile(rf"{_R}\s*(?:\\setminus|-)\s*\\\{{([^,]*)\\\}}")  # R \ {1}
 _IS_REAL = re.compile(rf"[A-Za-z]\s*\\in\s*{_R}")
 _BUILDER = re.compile(rf"[A-Za-z]\s*(?:\\in\s*{_R})?\s*[|:]\s*(.*)", re.DOTALL)
+_LABELS = re.compile(r"(?:\(\d\)\s*){2,}")  # (1)(3): numbered statements, no product
 _DOMAIN = re.compile(  # k pi (k in Z)
     r"[,\s]*\(?\s*[kmn]\s*(?:\\in\s*(?:\\mathbb\s*)?\{?\s*([ZN])\s*\}?|为整数|是整数)\s*\)?"
 )
@@ -83,6 +84,8 @@ def items(text: str) -> list[str]:
     r"""The values that a text lists: by commas, "or", `\pm`; those of a set or of a union."""
     if numbers.read(text) is not None:
         return [text]
+    if _LABELS.fullmatch(text):
+        return re.findall(r"\d", text)
     parts = [strip_ends(part) for part in split(text, _LIST)]
     if len(parts) == 2 and len(split(text, _OR)) == 1 and (one := intervals.merged(parts)):
         return [one]
@@ -157,7 +160,9 @@ def _relation(operators: list[str], sides: list[str]) -> tuple:
 
 
 def _bare(text: str) -> bool:
-    """A list with commas or "and", without brackets of its own."""
+    """A list with commas or "and", or a system of equations, without brackets of its own."""
+    if text.startswith(r"\begin{cases}"):
+        return True
     return 1 < len(split(text, _LIST)) == len(split(text, _LIST - _OR)) == len(items(text))
 
 

@@ -2,6 +2,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 
 def test_loss_prints_one_json_line(repo):
     small = ["--batch=16", "--length=32", "--repeats=2", "--algorithm=grpo"]
@@ -17,3 +19,12 @@ def test_an_unknown_benchmark_is_refused(repo):
     command = [sys.executable, "-m", "experiments.bench", "los"]
     done = subprocess.run(command, cwd=repo, capture_output=True, text=True)
     assert done.returncode and "name one benchmark: loss" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_rewards_are_fast_enough(repo):
+    command = [sys.executable, "-m", "experiments.bench", "reward"]
+    out = subprocess.run(command, cwd=repo, capture_output=True, text=True, check=True).stdout
+    row = json.loads(out)
+    assert row["answers_per_s"] > 400 and row["timeouts"] == 51
+    assert row["ratio"]["bound_with_5_percent_hanging"] < 1

@@ -1,4 +1,4 @@
-"""Packaging. Ranges are what was tested; `requirements.lock` holds the exact versions that `make` installs."""
+"""Packaging. `make` installs the exact versions of `requirements.lock`, which these ranges admit."""
 
 from setuptools import find_packages, setup
 

@@ -1,6 +1,7 @@
 """`make quickstart`, second stage: CPGD on the arithmetic task, from the warm start's checkpoint.
 
-    python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
+    python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart \\
+        --config.model.init_from=runs/warmstart
 
 Hardware: 2 CPU cores. Time and result: README, section Results.
 """
@@ -35,7 +36,7 @@ def tiny(c):
 
 def get_config():
     c = tiny(base.get_config())
-    c.model.init_from = "runs/quickstart_warmstart"
+    c.model.init_from = "runs/warmstart"
     c.num_rollouts = 50
     c.rollout.prompts = 32
     c.rollout.samples_per_prompt = 8

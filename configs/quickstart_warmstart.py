@@ -1,9 +1,10 @@
 """`make quickstart`, first stage: a tiny Qwen2 learns the task from imperfect demonstrations.
 
-    python -m experiments.train --config=configs/quickstart_warmstart.py --workdir=runs/quickstart_warmstart
+    python -m experiments.train --config=configs/quickstart_warmstart.py --workdir=runs/warmstart
 
-Six in ten demonstrations answer one too many, two in ten lack tags, so that the policy is right some of
-the time and reinforcement learning has something to reinforce. Hardware: 2 CPU cores.
+Six in ten demonstrations answer one too many, two in ten lack tags, so that the policy is right
+some of the time and reinforcement learning has something to reinforce. Hardware: 2 CPU cores. Time
+and result: README, section Results.
 """
 
 from configs import base, quickstart

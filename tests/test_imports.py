@@ -30,6 +30,7 @@ WIRING = {
     "initial": "the first parameters of a run, from a checkpoint or a model folder",
     "loop": "the loop of optimiser steps that train and supervised share",
     "experience": "the rollout half of train",
+    "groups": "sampling and rewarding for experience",
     "supervised": "the loop of the supervised stage",
 }
 EXCEPTIONS = {  # (module, what it imports): why

@@ -1,4 +1,4 @@
-"""Token log-probabilities and entropies from hidden states, without logits for all tokens at once."""
+"""Token log-probabilities and entropies from hidden states, never logits of all tokens at once."""
 
 import chex
 import jax

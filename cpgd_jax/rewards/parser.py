@@ -5,6 +5,7 @@ Nodes: ("num", Fraction), ("sym", name), ("neg", a), ("add" | "sub" | "mul" | "d
 text that is no formula raises `Unreadable`.
 """
 
+import contextlib
 import re
 from fractions import Fraction
 
@@ -68,15 +69,20 @@ class _Parser:
         if self.take() != token:
             raise Unreadable(f"expected {token!r}")
 
-    def sum(self) -> tuple:
+    @contextlib.contextmanager
+    def nested(self):
+        """Within: one level deeper. Every cycle of the grammar passes through it."""
         self.depth += 1
         if self.depth > MAX_NESTING:
             raise Unreadable("nested too deeply")
+        yield
+        self.depth -= 1
+
+    def sum(self) -> tuple:
         node = self.product()
         while self.peek() in ("+", "-"):
             kind = "add" if self.take() == "+" else "sub"
             node = (kind, node, self.product())
-        self.depth -= 1
         return node
 
     def product(self) -> tuple:
@@ -116,12 +122,9 @@ class _Parser:
     def signed(self) -> tuple:
         if self.peek() not in ("+", "-"):
             return self.power()
-        self.depth += 1
-        if self.depth > MAX_NESTING:
-            raise Unreadable("nested too deeply")
         negative = self.take() == "-"
-        node = self.signed()
-        self.depth -= 1
+        with self.nested():
+            node = self.signed()
         return ("neg", node) if negative else node
 
     def power(self) -> tuple:
@@ -135,17 +138,12 @@ class _Parser:
         return self.postfix(_choose(base, exponent) or ("pow", base, exponent))
 
     def exponent(self) -> tuple:
-        self.depth += 1
-        if self.depth > MAX_NESTING:
-            raise Unreadable("nested too deeply")
-        if self.peek() in ("+", "-"):
+        with self.nested():
+            if self.peek() not in ("+", "-"):
+                return self.raised(self.primary())
             negative = self.take() == "-"
             node = self.exponent()
-            node = ("neg", node) if negative else node
-        else:
-            node = self.raised(self.primary())
-        self.depth -= 1
-        return node
+            return ("neg", node) if negative else node
 
     def postfix(self, node: tuple) -> tuple:
         while self.peek() in ("!", "%", r"\degree", r"\%"):
@@ -171,7 +169,10 @@ class _Parser:
         return self.primary()
 
     def primary(self) -> tuple:
-        token = self.take()
+        with self.nested():
+            return self.atom(self.take())
+
+    def atom(self, token: str) -> tuple:
         if token[:1].isdigit() or token[:1] == "." and token[1:].isdigit():
             if not token.isascii() or len(token) > 1000:
                 raise Unreadable("no plain number")

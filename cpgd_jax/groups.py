@@ -1,0 +1,137 @@
+"""Groups of responses and their rewards: prompts -> samples -> verdicts, refilled where asked."""
+
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import numpy as np
+
+from cpgd_jax import progress
+from cpgd_jax.advantages import group_stats, overlong_penalty
+from cpgd_jax.algorithms import Algorithm
+from cpgd_jax.config import Config
+from cpgd_jax.data.batching import prompt_batch
+from cpgd_jax.rewards import rules
+from cpgd_jax.rollout import engine
+from cpgd_jax.run import Run
+from cpgd_jax.types import PromptBatch, Rollout
+
+
+class Sampled(NamedTuple):
+    """Groups whose responses are being scored in the background; B = Q * G rows."""
+
+    prompts: PromptBatch
+    rollout: Rollout
+    texts: list[str]  # B decoded responses
+    verdicts: Future  # of B verdicts of the verifier
+
+
+class Scored(NamedTuple):
+    """Groups with their rewards; B = Q * G rows."""
+
+    prompts: PromptBatch
+    rollout: Rollout
+    texts: list[str]  # B decoded responses
+    scores: list  # B verdicts of the verifier
+    reward_QG: np.ndarray  # float32
+
+
+def draw(run: Run, row: Algorithm, params, verifier, index, position):
+    """(Sampled or Scored, tokens, new position) of a full rollout.
+
+    With dynamic sampling, groups without a signal are replaced, at most `max_refills` times, after
+    which the rest is filled with such groups (their advantage is 0).
+    """
+    Q, refills = run.config.rollout.prompts, run.config.rollout.max_refills
+    kept, spare, tokens = [], [], 0
+    for _ in range(1 + (refills if row.dynamic_sampling else 0)):
+        sampled = _one_rollout(run, params, verifier, index, position)
+        position += Q
+        tokens += int(sampled.rollout.mask_BT.sum())
+        if not row.dynamic_sampling:
+            return sampled, tokens, position
+        done = rewarded(run.config, row, sampled)
+        signal_Q = np.asarray(group_stats(done.reward_QG).signal_Q1)[:, 0]
+        kept += [(done, q) for q in np.flatnonzero(signal_Q)]
+        spare += [(done, q) for q in np.flatnonzero(~signal_Q)]
+        if len(kept) >= Q:
+            break
+    if len(kept) < Q:
+        progress.warn(
+            f"rollout {index}: {refills} refills gave {len(kept)} of {Q} groups with a signal;"
+            " going on with these"
+        )
+    return _gather((kept + spare)[:Q]), tokens, position
+
+
+def _one_rollout(run: Run, params, verifier, index, position) -> Sampled:
+    config, r = run.config, run.config.rollout
+    examples = [run.source.train(position + q) for q in range(r.prompts)]
+    prompts = prompt_batch(examples, run.tokenizer, config.data.system_prompt, r.max_prompt_len)
+    rollout = engine.sample(
+        run.graphdef,
+        params,
+        prompts.token_QS,
+        prompts.mask_QS,
+        prompt_id_Q=position + np.arange(r.prompts),
+        group=r.samples_per_prompt,
+        max_new_tokens=r.max_response_len,
+        key=(config.seed, index),
+        stop_ids=run.tokenizer.stop_ids,
+        temperature=r.temperature,
+        top_k=r.top_k,
+        top_p=r.top_p,
+        forbidden_ids=run.tokenizer.forbidden_ids,
+        slots=r.slots or None,
+    )
+    texts = [
+        run.tokenizer.decode(ids[mask])
+        for ids, mask in zip(rollout.response_BT, rollout.mask_BT, strict=True)
+    ]
+    golds = [example.gold for example in examples for _ in range(r.samples_per_prompt)]
+    verdicts = verifier.submit(
+        texts,
+        golds,
+        accuracy_weight=config.reward.accuracy_weight,
+        format_weight=config.reward.format_weight,
+        repetition_penalty=config.reward.repetition_penalty,
+    )
+    return Sampled(prompts, rollout, texts, verdicts)
+
+
+def rewarded(config: Config, row: Algorithm, drawn: Sampled | Scored) -> Scored:
+    """The groups with their rewards, once the verdicts are there."""
+    if isinstance(drawn, Scored):
+        return drawn
+    prompts, rollout, texts, verdicts = drawn
+    scores = verdicts.result()
+    reward_B = np.array([s.total for s in scores], np.float32)
+    reward_B += _by_length(config, row, rollout.mask_BT.sum(axis=1))
+    reward_QG = reward_B.reshape(-1, config.rollout.samples_per_prompt)
+    return Scored(prompts, rollout, texts, scores, reward_QG)
+
+
+def _by_length(config: Config, row: Algorithm, length_B) -> np.ndarray:
+    """What the tokens of a response take off its reward, below 0."""
+    cap, buffer = config.rollout.max_response_len, config.reward.overlong_buffer
+    if buffer is None:
+        buffer = cap // 5 if row.overlong else 0
+    overlong_B = np.asarray(overlong_penalty(length_B, cap, buffer, config.reward.overlong_penalty))
+    return overlong_B - config.reward.length_penalty * rules.length(length_B, cap)
+
+
+def _gather(picks) -> Scored:
+    """Scored groups picked from several rollouts, as one."""
+    G = picks[0][0].reward_QG.shape[1]
+
+    def rows(get):
+        return np.concatenate([get(s)[q * G : (q + 1) * G] for s, q in picks])
+
+    prompts = PromptBatch(
+        tuple(s.prompts.examples[q] for s, q in picks),
+        np.stack([s.prompts.token_QS[q] for s, q in picks]),
+        np.stack([s.prompts.mask_QS[q] for s, q in picks]),
+    )
+    rollout = Rollout(*(rows(lambda s, i=i: s.rollout[i]) for i in range(len(Rollout._fields))))
+    texts = [t for s, q in picks for t in s.texts[q * G : (q + 1) * G]]
+    scores = [v for s, q in picks for v in s.scores[q * G : (q + 1) * G]]
+    return Scored(prompts, rollout, texts, scores, np.stack([s.reward_QG[q] for s, q in picks]))

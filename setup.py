@@ -1,4 +1,4 @@
-"""Packaging. `make` installs the exact versions of `requirements.lock`, which these ranges admit."""
+"""Packaging. `make` installs the versions of `requirements.lock`, which these ranges admit."""
 
 from setuptools import find_packages, setup
 

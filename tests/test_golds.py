@@ -44,3 +44,10 @@ def test_what_is_not_compared_by_value_is_counted_and_listed():
     many = golds.warning([f"word{'a' * n}" for n in range(100)])
     assert many.startswith("of 100 golds 100 compared as text ('word', ") and "95 more" in many
     assert len(many) < 400
+
+
+@pytest.mark.parametrize(
+    "piece", [r"\sin", r"\sqrt", r"\frac", r"\frac1", "2^", "-", "|", "(", r"\vec"]
+)
+def test_deep_golds_are_no_formulas(piece):
+    assert golds.compared_as(piece * 600 + "1") == "text"

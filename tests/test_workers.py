@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from hostile import HOSTILE
 
 from cpgd_jax.rewards import Verifier
 
@@ -149,22 +150,46 @@ def test_bad_sizes_are_refused():
         Verifier(workers=0)
 
 
+def descendants(pid):
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    children = [int(child) for t in tasks for child in (t / "children").read_text().split()]
+    return [pid] + [below for child in children for below in descendants(child)]
+
+
+def megabytes(pids):
+    pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids]
+    return sum(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@linux
 @pytest.mark.slow
-def test_soak_keeps_processes_and_memory_flat(verifier):
-    def megabytes():
-        pids = [child_of(worker._process.pid) for worker in verifier._workers]
-        pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids]
-        return sum(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-    def chunk(start):
-        numbers = range(start, start + 2500)
-        texts = [boxed(rf"\frac{{{n}x}}{{7}}+\sqrt{{{n}}}") for n in numbers]
-        golds = [rf"\sqrt{{{n}}}+{n}x/7" for n in numbers]
-        assert all(s.accuracy for s in verifier.score_batch(texts, golds))
-        verifier.score(boxed(HANGS), "2", timeout_s=0.2)
-
-    chunk(1)
-    first = megabytes()
-    for start in range(2501, 40_000, 2500):
-        chunk(start)
-    assert megabytes() < 1.2 * first + 10
+def test_soak_keeps_processes_and_memory_flat():
+    """One in a hundred answers is hostile. SOAK_ANSWERS=200000 for the long one, 4 minutes."""
+    count, chunk = int(os.environ.get("SOAK_ANSWERS", 30_000)), 5000
+    hostile = [*HOSTILE.values(), HANGS]
+    kinds = [
+        lambda n: (str(n), f"{n}.0"),
+        lambda n: (rf"\frac{{{n}x}}{{7}}+\sqrt{{{n}}}", rf"\sqrt{{{n}}}+{n}x/7"),
+        lambda n: ("B", "B"),
+        lambda n: (rf"({n},\infty)", f"x>{n}"),
+    ]
+    sizes = []
+    before = descendants(os.getpid())
+    with Verifier(workers=2, timeout_s=1.0) as pool:
+        pool.warm_up()
+        for start in range(0, count, chunk):
+            pairs = [
+                (hostile[n // 100 % len(hostile)], "7") if n % 100 == 7 else kinds[n % 4](n)
+                for n in range(start, start + chunk)
+            ]
+            scores = pool.score_batch([boxed(a) for a, _ in pairs], [g for _, g in pairs])
+            assert [s.accuracy for s in scores] == [int(n % 100 != 7) for n in range(chunk)]
+            family = [pid for pid in descendants(os.getpid()) if pid not in before]
+            assert len(family) == 4  # two workers, a supervisor and its child each
+            sizes.append((megabytes([os.getpid()]), megabytes(family)))
+        assert pool.errors == 0
+    settled = sizes[len(sizes) // 6 :]
+    print(f"\n{count} answers, {pool.timeouts} timeouts, MB of caller and workers: {sizes}")
+    for of_one in zip(*settled, strict=True):
+        assert max(of_one) < 1.1 * of_one[0] and min(of_one) > 0.9 * of_one[0]
+    assert wait_until(lambda: descendants(os.getpid()) == before)

@@ -53,6 +53,20 @@ def test_scores_a_file_and_replaces_the_output(repo, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
+def test_a_reward_of_ones_own(repo, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def half(response, gold): return 0.5\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    source, target = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    done = run(repo, f"--input={source}", f"--output={target}", "--function=mine:half=2")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [row["total"] for row in rows] == [2.5, 2.5, 1.0]
+    assert all(row["extra"] == {"half": 0.5} for row in rows)
+    done = run(repo, f"--input={source}", f"--output={target}", "--function=mine:third")
+    assert done.returncode == 2 and "no function 'third'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [

@@ -12,6 +12,7 @@ import pytest
 from hostile import HOSTILE
 
 from cpgd_jax.rewards import Verifier
+from cpgd_jax.rewards.verifier import MAX_WAITING
 
 HANGS = r"\sum_{k=1}^{10^{9}} \frac{1}{k^{k}}"
 NEEDS_WORKER = (r"\frac{x}{2}", "0.5x")
@@ -143,6 +144,45 @@ def test_workers_end_with_their_parent_even_in_a_hanging_answer(tmp_path):
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2, done.stderr
     assert wait_until(lambda: not any(map(alive, pids)))
+
+
+@linux
+@pytest.mark.parametrize(
+    "method",
+    ["spawn", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fork", "forkserver"))],
+)
+def test_any_start_method_may_score(tmp_path, method):
+    script = tmp_path / "several.py"
+    script.write_text(
+        "import multiprocessing\n"
+        "from cpgd_jax.rewards import score\n"
+        f"ask = lambda: score({boxed(NEEDS_WORKER[0])!r}, {NEEDS_WORKER[1]!r}).accuracy\n"
+        "def work(n): return ask()\n"
+        "if __name__ == '__main__':\n"
+        "    first = ask()\n"
+        f"    with multiprocessing.get_context({method!r}).Pool(1) as pool:\n"
+        "        print(first, *pool.map(work, range(4)), ask())\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["1"] * 6, done.stderr
+
+
+def test_a_stream_does_not_run_ahead(monkeypatch):
+    begun = []
+    monkeypatch.setattr(Verifier, "score", lambda self, response, gold: begun.append(gold) or gold)
+    with Verifier(workers=2) as pool:
+        stream = pool.stream(["a"] * 10_000, list(map(str, range(10_000))))
+        assert [next(stream) for _ in range(3)] == ["0", "1", "2"]
+        time.sleep(0.1)
+        assert len(begun) <= 3 + 2 * MAX_WAITING
+        stream.close()
+        assert len(begun) <= 3 + 2 * MAX_WAITING
+
+
+def test_a_batch_may_be_scored_in_the_background(verifier):
+    later = verifier.submit([boxed(NEEDS_WORKER[0]), boxed("4")], [NEEDS_WORKER[1], "5"])
+    assert verifier.score(boxed("4"), "4").accuracy == 1
+    assert [score.accuracy for score in later.result(30)] == [1, 0]
 
 
 def test_bad_sizes_are_refused():

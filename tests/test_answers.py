@@ -36,6 +36,8 @@ THINK = "<think>steps</think>"
         (THINK + "<answer>The sum is 7.</answer>", "7"),
         (THINK + "<answer>**Final Answer**\n7</answer>", "7"),
         (THINK + "<answer>#### 7</answer>", "7"),
+        (THINK + "<answer>Therefore, 7.</answer>", "7."),
+        (THINK + "<answer>Some 7</answer>", "Some 7"),
         (THINK + "<answer>It is 6. The answer is 7.</answer>", "7."),
         (THINK + "<answer>答案:7</answer>", "7"),
         (THINK + "<answer>故选：C</answer>", "C"),

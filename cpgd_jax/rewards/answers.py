@@ -22,6 +22,7 @@ _LEAD_IN = re.compile(
     r"|(?:最终)?答案(?:是|为)?\s*[:\uff1a]?\s*|[故应]选(?:择)?\s*[:\uff1a]?\s*|####\s*",
     re.IGNORECASE,
 )
+_SO = re.compile(r"^(?:so|thus|therefore|hence|finally)\b[\s,:]*", re.IGNORECASE)
 _CONCLUSION = re.compile(r"\b(?:is|are|equals|be)\s+(\S+(?:\s+[^\s.]+)?)\.?$")
 _DOUBT = re.compile(
     r"\b(?:not|no|never|cannot|nor|or|if|unsure|whether|may|might|maybe|could|perhaps|possibly|either"
@@ -119,7 +120,7 @@ def unboxed(block: str) -> str:
     end = 0
     for match in _LEAD_IN.finditer(block):
         end = match.end()
-    said = block[end:].strip()
+    said = _SO.sub("", block[end:].strip())
     if end:
         return _SENTENCE_END.split(said, maxsplit=1)[0].strip(" *\n")
     match = _CONCLUSION.search(said) if len(said) < MAX_SENTENCE else None

@@ -25,7 +25,7 @@ def gold_letters(gold: str) -> frozenset[str] | None:
 
 def chosen(answer: str) -> frozenset[str]:
     r"""The letters that a normalised answer chooses: "D", "(d)", "A, C", "B. 15 cm"; else none."""
-    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", answer).strip()
+    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", answer).replace(r"\&", "&").strip()
     text = _LABEL.sub("", text).removesuffix("选项").removesuffix("项").strip(" .")
     if _LETTERS.fullmatch(text):
         plain = re.sub(r"\band\b|和", ",", text)

@@ -33,7 +33,8 @@ _INFIX_NAMES = {"over": r"\frac", "choose": r"\binom"}
 _ANSWER_IS = re.compile(r"^\\text\{\s*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*[:=]?\s*\}", re.I)
 _QUOTED = re.compile(r"([\"'`*])([^\"'`*]+)\1")
 _COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}")
-_LAST_BREAK = re.compile(r"(?:\\\\\s*)+\$*\s*$")
+_LAST_BREAK = re.compile(r"(?:\\\s*)+\$*\s*$")
+_ROW_GAP = re.compile(r"(?<=\\\\)\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]")  # of \\[4pt]
 _EMPTY_SET = re.compile(r"\\\{\s*\\\}")
 _SPACES = {r"\\": r"\\", r"\,": "", r"\!": ""}
 _DEGREE = re.compile(
@@ -101,7 +102,7 @@ def normalise(text: str) -> str:
     text = _from_unicode(text)
     text = _TWO_FORMULAS.sub(" , ", text)
     text = text.replace("&lt;", "<").replace("&gt;", ">").replace(":=", "=")
-    text = _LAST_BREAK.sub("", _COLOUR.sub("", text))
+    text = _LAST_BREAK.sub("", _ROW_GAP.sub("", _COLOUR.sub("", text)))
     text = _DELIMITER.sub(lambda m: m.group() if m.group() == r"\\" else " ", text)
     text = text.replace("{,}", ",").replace("{}^", "^").replace(r"\%", "%")
     text = _GROUP_SPACE.sub(",", _NUMBER_COMMAND.sub(r"{\1}", text))

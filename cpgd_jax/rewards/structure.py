@@ -30,6 +30,7 @@ _REALS = re.compile(_R)
 _PUNCTURED = re.compile(rf"{_R}\s*(?:\\setminus|-)\s*\\\{{([^,]*)\\\}}")  # R \ {1}
 _IS_REAL = re.compile(rf"[A-Za-z]\s*\\in\s*{_R}")
 _BUILDER = re.compile(rf"[A-Za-z]\s*(?:\\in\s*{_R})?\s*[|:]\s*(.*)", re.DOTALL)
+_POINT = re.compile(r"[A-Z]\s*(\([^()]*,[^()]*\))")  # P(1, 2)
 _LABELS = re.compile(r"(?:\(\d\)\s*){2,}")  # (1)(3): numbered statements, no product
 _DOMAIN = re.compile(  # k pi (k in Z)
     r"[,\s]*\(?\s*[kmn]\s*(?:\\in\s*(?:\\mathbb\s*)?\{?\s*([ZN])\s*\}?|为整数|是整数)\s*\)?"
@@ -109,10 +110,12 @@ def read(text: str) -> tuple:
     text = strip_ends(text)
     if match := _MATRIX.fullmatch(text):
         return _matrix(match.group(1), match.group(2))
+    if match := _POINT.fullmatch(text):
+        return read(match.group(1))
     operators, sides = relations.split_sides(text)
-    if operators:
+    if operators and not (len(parts := _cups(text)) > 1 and all(map(intervals.variable, parts))):
         return _relation(operators, sides)
-    if len(parts := split(text, frozenset([r"\cup"]))) > 1:
+    if len(parts := _cups(text)) > 1:
         return ("union", parts)
     if brackets := enclosed(text):
         return _bracketed(text, *brackets)
@@ -123,6 +126,10 @@ def read(text: str) -> tuple:
     if match := _PUNCTURED.fullmatch(text):
         return intervals.without(match.group(1))
     return ("leaf", text)
+
+
+def _cups(text: str) -> list[str]:
+    return split(text, frozenset([r"\cup"]))
 
 
 def _bracketed(text: str, opening: str, closing: str) -> tuple:

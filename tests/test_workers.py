@@ -1,5 +1,6 @@
 """The worker processes: limits, deaths, threads, leftovers."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -191,8 +192,10 @@ def test_bad_sizes_are_refused():
 
 
 def descendants(pid):
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    children = [int(child) for t in tasks for child in (t / "children").read_text().split()]
+    children = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            children += map(int, (task / "children").read_text().split())
     return [pid] + [below for child in children for below in descendants(child)]
 
 

@@ -1,7 +1,7 @@
 r"""Is the answer equal to the gold? Bounds and the paths that are exact and cheap.
 
 `quick` decides in the caller's process what text, letters and plain numbers can decide, and refuses
-what is too long or too deep to parse. Only the rest goes to a worker process (`structure`).
+what is too long or too deep to parse. Only the rest goes to a worker process (`comparison`).
 """
 
 import re
@@ -34,7 +34,7 @@ def clean_gold(gold: str) -> str:
 
 
 def quick(answer: str, gold: str) -> Verdict | None:
-    """The verdict where text, letters or plain numbers decide it; None: ask `structure`."""
+    """The verdict where text, letters or plain numbers decide it; None: ask `comparison`."""
     gold = clean_gold(gold)
     if not answer.strip():
         return Verdict(False, "no answer found")

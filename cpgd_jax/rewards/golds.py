@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from cpgd_jax.rewards import choices, equality, leaves, numbers, parser, structure
+from cpgd_jax.rewards import choices, comparison, equality, leaves, numbers, parser, structure
 from cpgd_jax.rewards.normalise import normalise, tokens
 
 SHOWN, SHOWN_CHARS = 5, 40  # golds listed in a warning, and characters of each
@@ -50,7 +50,7 @@ def _shown(golds: list[str]) -> str:
 
 def _readable(text: str, depth: int = 0) -> bool:
     """Every leaf of the text is a formula."""
-    if depth > structure.MAX_NESTING:
+    if depth > comparison.MAX_NESTING:
         return False
     values = structure.items(text)
     if len(values) > 1:

@@ -21,9 +21,9 @@ RECYCLED = 3  # exit status of a child that has done its share
 
 def main() -> None:
     from cpgd_jax.errors import UserError
-    from cpgd_jax.rewards import functions, structure  # before the fork: its children share it
+    from cpgd_jax.rewards import comparison, functions  # before the fork: its children share it
 
-    structure.warm_up()
+    comparison.warm_up()
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # a library that prints must not reach the pipe
     try:
@@ -65,13 +65,13 @@ def _serve(out, rewards: list) -> int:
 
 def _answer(request: dict, rewards: list) -> dict:
     """The value of a user's function, or of a comparison: 1 = equal."""
-    from cpgd_jax.rewards import functions, structure
+    from cpgd_jax.rewards import comparison, functions
 
     text, gold, which = request["text"], request["gold"], request["function"]
     try:
         if which is not None:
             return {"value": functions.call(rewards[which], text, gold), "reason": ""}
-        verdict = structure.compare(text, gold)
+        verdict = comparison.compare(text, gold)
         return {"value": float(verdict.equal), "reason": verdict.reason}
     except (Exception, RecursionError, MemoryError, SystemExit) as error:
         return {"value": 0.0, "reason": f"failed: {type(error).__name__}", "failed": True}

@@ -102,10 +102,7 @@ def _same_node(a: tuple, g: tuple, depth: int) -> bool:
     if {a[0], g[0]} == {"ratio", "leaf"}:
         return leaves.same_value(_quotient(a), _quotient(g))
     if {a[0], g[0]} == {"matrix", "seq"}:
-        left, right = (_rows(node) for node in (a, g))
-        return len(left) == len(right) and all(
-            _all_same(x, y, depth) for x, y in zip(left, right, strict=True)
-        )
+        return _same_rows(_rows(a), _rows(g), depth)
     if a[0] != g[0]:
         return False
     if a[0] == "leaf":
@@ -113,18 +110,23 @@ def _same_node(a: tuple, g: tuple, depth: int) -> bool:
     if a[0] == "seq":
         return a[1:3] == g[1:3] and _all_same(a[3], g[3], depth)
     if a[0] == "matrix":
-        return (
-            a[1] == g[1]
-            and len(a[2]) == len(g[2])
-            and all(_all_same(x, y, depth) for x, y in zip(a[2], g[2], strict=True))
-        )
+        return a[1] == g[1] and _same_rows(a[2], g[2], depth)
     return len(a[1]) == len(g[1]) and _same_items(a[1], g[1], depth)
+
+
+def _same_rows(left: list[list[str]], right: list[list[str]], depth: int) -> bool:
+    return 0 < len(left) == len(right) and all(
+        _all_same(x, y, depth) for x, y in zip(left, right, strict=True)
+    )
 
 
 def _rows(node: tuple) -> list[list[str]]:
     """The rows of a matrix, one row as a column; of a tuple, or of a list of lists, the same."""
     if node[0] == "matrix":
-        return [[cell] for cell in node[2][0]] if len(node[2]) == 1 else node[2]
+        rows = [[cell] for cell in node[2][0]] if len(node[2]) == 1 else node[2]
+        return rows if node[1] == "matrix" else []  # a determinant is a number
+    if node[1] + node[2] not in ("()", "[]"):
+        return []
     inner = [read(part) for part in node[3]]
     if all(part[0] == "seq" and part[1:3] == node[1:3] for part in inner):
         return [part[3] for part in inner]

@@ -218,6 +218,10 @@ def test_soak_keeps_processes_and_memory_flat():
     ]
     sizes = []
     before = descendants(os.getpid())
+
+    def family():
+        return [pid for pid in descendants(os.getpid()) if pid not in before]
+
     with Verifier(workers=2, timeout_s=1.0) as pool:
         pool.warm_up()
         for start in range(0, count, chunk):
@@ -227,9 +231,8 @@ def test_soak_keeps_processes_and_memory_flat():
             ]
             scores = pool.score_batch([boxed(a) for a, _ in pairs], [g for _, g in pairs])
             assert [s.accuracy for s in scores] == [int(n % 100 != 7) for n in range(chunk)]
-            family = [pid for pid in descendants(os.getpid()) if pid not in before]
-            assert len(family) == 4  # two workers, a supervisor and its child each
-            sizes.append((megabytes([os.getpid()]), megabytes(family)))
+            assert wait_until(lambda: len(family()) == 4)  # two supervisors, a child each
+            sizes.append((megabytes([os.getpid()]), megabytes(family())))
         assert pool.errors == 0
     settled = sizes[len(sizes) // 6 :]
     print(f"\n{count} answers, {pool.timeouts} timeouts, MB of caller and workers: {sizes}")

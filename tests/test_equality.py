@@ -266,11 +266,42 @@ def test_shared_cases(verifier, shared):
 
 
 def test_official_olympiad_vectors(verifier, shared):
-    """Right on all vectors without a tolerance of their own (that belongs to the benchmark)."""
+    """Right on all vectors of the official judge, those with a tolerance included."""
     groups = json.loads((shared / "data" / "olympiadbench" / "scoring_examples.json").read_text())
-    vectors = [(g["GT"], a) for g in groups for a in g["Ans"] if "precision" not in a]
-    answers = [a["answer"].removeprefix(r"\boxed{").removesuffix("}") if "boxed" in a["answer"]
-               else a["answer"] for _, a in vectors]  # fmt: skip
-    scores = verifier.score_batch([boxed(a) for a in answers], [gold for gold, _ in vectors])
-    wrong = [v for v, s in zip(vectors, scores, strict=True) if s.accuracy != v[1]["equal"]]
-    assert not wrong and len(vectors) >= 25
+    vectors = [(group["GT"], answer) for group in groups for answer in group["Ans"]]
+    wrong = []
+    for gold, vector in vectors:
+        text = vector["answer"]
+        response = boxed(text) if "boxed" not in text else f"<answer>{text}</answer>"
+        score = verifier.score(response, gold, errors=errors_of(vector))
+        if score.accuracy != vector["equal"]:
+            wrong.append((gold, vector, score.reason))
+    assert not wrong and len(vectors) == 36
+
+
+def errors_of(vector):
+    given = vector.get("precision", [])
+    return [float(e) for e in given] if isinstance(given, list) else [float(given)]
+
+
+@pytest.mark.parametrize(
+    "answer, gold, errors, accuracy",
+    [
+        ("3.14", r"\pi", [0.01], 1),
+        ("3.14", r"\pi", [0.001], 0),
+        ("3.14", r"\pi", [], 0),
+        ("1.1", "1", [0.1], 1),
+        ("1.11", "1", [0.1], 0),
+        ("2.1, 1", "1, 2", [0.01, 0.1], 1),
+        ("2, 1.1", "1, 2", [0.01, 0.1], 0),
+        ("1, 2, 2", "1, 2", [9.0], 0),
+        ("x", "1", [9.0], 0),
+        ("9^{9^{9^{9}}}", "1", [9.0], 0),
+        ("1" * 5000, "1", [9.0], 0),
+        ("(" * 100 + "1" + ")" * 100, "1", [9.0], 0),
+        ("5", r"5\text{ cm}", [0.1], 1),
+        ("", "1", [9.0], 0),
+    ],
+)
+def test_errors(verifier, answer, gold, errors, accuracy):
+    assert verifier.score(boxed(answer), gold, errors=errors).accuracy == accuracy

@@ -4,8 +4,9 @@ Runs in a worker process. `structure` says what the nodes are.
 """
 
 import re
+from collections.abc import Sequence
 
-from cpgd_jax.rewards import intervals, leaves, relations
+from cpgd_jax.rewards import intervals, leaves, relations, tolerance
 from cpgd_jax.rewards.arithmetic import TooLarge
 from cpgd_jax.rewards.equality import Verdict
 from cpgd_jax.rewards.normalise import normalise, tokens
@@ -27,10 +28,16 @@ def warm_up() -> None:
     compare(r"\frac{x}{2}", r"0.5x")
 
 
-def compare(answer: str, gold: str) -> Verdict:
-    """The verdict on a raw answer and a raw gold, both within the bounds of `equality`."""
+def compare(answer: str, gold: str, errors: Sequence[float] = ()) -> Verdict:
+    """The verdict on a raw answer and a raw gold, both within the bounds of `equality`.
+
+    `errors`: absolute errors that the gold's numbers may have, see `tolerance`.
+    """
+    answer, gold = normalise(answer), normalise(gold)
+    if errors and tolerance.within(answer, gold, errors):
+        return Verdict(True, "same value within its error")
     try:
-        equal = same(*_without_domain(normalise(answer), normalise(gold)))
+        equal = same(*_without_domain(answer, gold))
     except TooLarge as error:
         return Verdict(False, f"not computed: {error}")
     return Verdict(equal, "same value" if equal else "another value")

@@ -46,6 +46,12 @@ def quick(answer: str, gold: str) -> Verdict | None:
     return _quick(normalise(answer), normalise(gold))
 
 
+def parsable(answer: str, gold: str) -> bool:
+    """Both texts are within the bounds of a parser."""
+    texts = (answer, clean_gold(gold))
+    return all(len(text) <= MAX_CHARS and not refused(normalise(text)) for text in texts)
+
+
 def _quick(answer: str, gold: str) -> Verdict | None:
     answer_tokens, gold_tokens = tokens(answer), tokens(gold)
     if not answer_tokens or not gold_tokens:

@@ -77,18 +77,29 @@ class Verifier:
             raise
 
     def score(
-        self, response: str, gold: str, *, timeout_s: float | None = None, **weights
+        self,
+        response: str,
+        gold: str,
+        *,
+        timeout_s: float | None = None,
+        errors: Sequence[float] = (),
+        **weights,
     ) -> rules.Score:
-        """The verdict on one response. `weights`: those of `rules.total`."""
+        """The verdict on one response. `weights`: those of `rules.total`.
+
+        `errors`: absolute errors of the gold's numbers, one for each or one for all; () = exact.
+        """
         limit = timeout_s or self.timeout_s
         start = time.perf_counter()
         extracted = answers.extract(response)
         verdict = equality.quick(extracted, gold)
+        if errors and verdict and not verdict.equal and equality.parsable(extracted, gold):
+            verdict = None
         form = rules.format_reward(response)
         repetition = rules.repetition(response) if weights.get("repetition_penalty") else 0.0
         seconds = time.perf_counter() - start
         if verdict is None:
-            reply, spent = self._ask(extracted, equality.clean_gold(gold), limit)
+            reply, spent = self._ask(extracted, equality.clean_gold(gold), limit, errors=errors)
             seconds += spent
         else:
             reply = Reply(float(verdict.equal), verdict.reason)
@@ -144,17 +155,15 @@ class Verifier:
             self._background = ThreadPoolExecutor(1, thread_name_prefix="verifier")
         return self._background.submit(self.score_batch, responses, golds, **options)
 
-    def _ask(
-        self, text: str, gold: str, timeout_s: float, function: int | None = None
-    ) -> tuple[Reply, float]:
-        """A worker's reply and the seconds it took, without waiting and start-up."""
+    def _ask(self, text: str, gold: str, timeout_s: float, *which, **how) -> tuple[Reply, float]:
+        """`Worker.ask` of the next idle one, and the seconds without waiting and start-up."""
         if self._closed:
             raise RuntimeError("this Verifier is closed")
         worker = self._idle.get()
         try:
             worker.wait_ready()
             start = time.perf_counter()
-            reply = worker.ask(text, gold, timeout_s, function)
+            reply = worker.ask(text, gold, timeout_s, *which, **how)
             seconds = time.perf_counter() - start
         except BaseException:  # interrupted: its reply must not be taken for the next one's
             worker.kill()

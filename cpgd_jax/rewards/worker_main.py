@@ -71,7 +71,7 @@ def _answer(request: dict, rewards: list) -> dict:
     try:
         if which is not None:
             return {"value": functions.call(rewards[which], text, gold), "reason": ""}
-        verdict = comparison.compare(text, gold)
+        verdict = comparison.compare(text, gold, request["errors"])
         return {"value": float(verdict.equal), "reason": verdict.reason}
     except (Exception, RecursionError, MemoryError, SystemExit) as error:
         return {"value": 0.0, "reason": f"failed: {type(error).__name__}", "failed": True}

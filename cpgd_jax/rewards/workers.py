@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,12 +88,21 @@ class Worker:
             self._ready = "ready" in first
         return self._ready
 
-    def ask(self, text: str, gold: str, timeout_s: float, function: int | None = None) -> Reply:
-        """Compares a text with a gold, or calls the user's reward of that index on them.
+    def ask(
+        self,
+        text: str,
+        gold: str,
+        timeout_s: float,
+        function: int | None = None,
+        errors: Sequence[float] = (),
+    ) -> Reply:
+        """Compares a text with a gold (whose numbers may have these absolute errors), or calls the
+        user's reward of that index on them.
 
         The worker, perhaps a new process, is usable again when this returns.
         """
-        request = {"text": text, "gold": gold, "timeout_s": timeout_s, "function": function}
+        request = {"text": text, "gold": gold, "timeout_s": timeout_s}
+        request |= {"function": function, "errors": list(errors)}
         deadline = self._send(request) or self._send(request)
         return CRASHED if deadline is None else self._answer(deadline)
 

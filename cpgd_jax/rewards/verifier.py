@@ -92,36 +92,37 @@ class Verifier:
         limit = timeout_s or self.timeout_s
         start = time.perf_counter()
         extracted = answers.extract(response)
-        verdict = equality.quick(extracted, gold)
-        if errors and verdict and not verdict.equal and equality.parsable(extracted, gold):
-            verdict = None
         form = rules.format_reward(response)
         repetition = rules.repetition(response) if weights.get("repetition_penalty") else 0.0
         seconds = time.perf_counter() - start
-        if verdict is None:
-            reply, spent = self._ask(extracted, equality.clean_gold(gold), limit, errors=errors)
-            seconds += spent
-        else:
-            reply = Reply(float(verdict.equal), verdict.reason)
-        replies, extra = [reply], {"repetition": repetition} if repetition else {}
-        total = rules.total(int(reply.value), form, repetition, **weights)
-        for which, user in enumerate(self._users):
-            answer, spent = self._ask(response, gold, limit, which)
-            seconds += spent
-            total += user.weight * answer.value
-            extra[user.function] = answer.value
-            replies.append(answer)
+        reply, spent = self._compare(extracted, gold, limit, errors)
+        users = [self._ask(response, gold, limit, which) for which in range(len(self._users))]
+        paid = [user.weight * own.value for user, (own, _) in zip(self._users, users, strict=True)]
+        replies = [reply, *(own for own, _ in users)]
         return rules.Score(
             accuracy=int(reply.value),
             format=form,
-            total=total,
+            total=rules.total(int(reply.value), form, repetition, **weights) + sum(paid),
             extracted=extracted[:MAX_SHOWN],
             reason=reply.reason,
-            seconds=seconds,
+            seconds=seconds + spent + sum(own_spent for _, own_spent in users),
             timed_out=any(r.timed_out for r in replies),
             failed=any(r.failed for r in replies),
-            extra=extra,
+            extra=({"repetition": repetition} if repetition else {})
+            | {user.function: own.value for user, (own, _) in zip(self._users, users, strict=True)},
         )
+
+    def _compare(self, answer: str, gold: str, limit: float, errors) -> tuple[Reply, float]:
+        """The verdict on an answer, by a worker where text and plain numbers do not decide it."""
+        start = time.perf_counter()
+        verdict = equality.quick(answer, gold)
+        if errors and verdict and not verdict.equal and equality.parsable(answer, gold):
+            verdict = None
+        seconds = time.perf_counter() - start
+        if verdict:
+            return Reply(float(verdict.equal), verdict.reason), seconds
+        reply, spent = self._ask(answer, equality.clean_gold(gold), limit, errors=errors)
+        return reply, seconds + spent
 
     def stream(
         self, responses: Sequence[str], golds: Sequence[str], **options

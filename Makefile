@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := runs/quickstart
 SEED ?= 0
+ALGORITHM ?= cpgd
 FLAGS ?=
 
 .PHONY: help install quickstart test parity slow lint lock clean
@@ -19,11 +20,12 @@ help:  ## list the targets
 
 install: .venv/.installed  ## install the tested versions into .venv
 
-quickstart: .venv/.installed  ## warm start, then CPGD on arithmetic: held-out accuracy rises (SEED=1 FLAGS="--config.algorithm=grpo")
+quickstart: .venv/.installed  ## warm start, then RL on arithmetic (SEED=1 ALGORITHM=grpo FLAGS="--config.optim.lr=3e-4")
 	$(BIN)/python -m experiments.train --config=configs/quickstart_warmstart.py \
-	  --workdir=$(RUN)_warmstart_seed$(SEED) --config.seed=$(SEED)
+	  --workdir=$(RUN)/warmstart_seed$(SEED) --config.seed=$(SEED)
 	$(BIN)/python -m experiments.train --config=configs/quickstart.py \
-	  --config.model.init_from=$(RUN)_warmstart_seed$(SEED) --workdir=$(RUN)_seed$(SEED) --config.seed=$(SEED) $(FLAGS)
+	  --config.model.init_from=$(RUN)/warmstart_seed$(SEED) --config.seed=$(SEED) \
+	  --config.algorithm=$(ALGORITHM) --workdir=$(RUN)/$(ALGORITHM)_seed$(SEED) $(FLAGS)
 
 test: .venv/.installed  ## the fast tests, without torch
 	$(BIN)/ruff check --quiet .

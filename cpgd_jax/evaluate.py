@@ -4,33 +4,32 @@ import time
 
 import numpy as np
 
-from cpgd_jax.data.batching import prompt_batch
+from cpgd_jax import groups
 from cpgd_jax.metrics import table
-from cpgd_jax.rollout import engine, prompt_ids
+from cpgd_jax.run import Run
 
 _EVAL_STEP = 2**31 - 1  # random numbers of their own, the same at every evaluation of a run
 
 
-def held_out(graphdef, params, examples, tokenizer, verifier, config):
+def held_out(run: Run, params, verifier):
     """(metrics, rows): eval/* numbers, and one row a greedy response for rollouts.jsonl.
 
     eval/greedy_* at temperature 0; eval/mean_* over config.eval.samples responses a problem sampled
     as in training, eval/mean_accuracy_sem its standard error over problems.
     """
-    started = time.monotonic()
-    greedy, rows = _answer(graphdef, params, examples, tokenizer, verifier, config, 1, 0.0)
-    temperature, k = config.rollout.temperature, config.eval.samples
-    mean, _ = _answer(graphdef, params, examples, tokenizer, verifier, config, k, temperature)
-    accuracy_Q = mean["accuracy"].reshape(len(examples), k).mean(axis=1)
+    started, count, k = time.monotonic(), len(run.held_out), run.config.eval.samples
+    greedy, rows = _answer(run, params, verifier, 1, 0.0)
+    mean, _ = _answer(run, params, verifier, k, run.config.rollout.temperature)
+    accuracy_Q = mean["accuracy"].reshape(count, k).mean(axis=1)
     metrics = {
         "eval/greedy_accuracy": greedy["accuracy"].mean(),
         "eval/greedy_format": greedy["format"].mean(),
         "eval/greedy_length": greedy["length"].mean(),
         "eval/mean_accuracy": accuracy_Q.mean(),
-        "eval/mean_accuracy_sem": accuracy_Q.std(ddof=len(examples) > 1) / len(examples) ** 0.5,
+        "eval/mean_accuracy_sem": accuracy_Q.std(ddof=count > 1) / count**0.5,
         "eval/mean_format": mean["format"].mean(),
         "eval/mean_length": mean["length"].mean(),
-        "eval/problems": len(examples),
+        "eval/problems": count,
         "eval/samples": k,
         "time/eval_s": time.monotonic() - started,
     }
@@ -53,37 +52,13 @@ def show(title: str, metrics: dict) -> None:
     table(f"{title} ({facts})", ["", *metrics], rows)
 
 
-def _answer(graphdef, params, examples, tokenizer, verifier, config, group, temperature):
-    r = config.rollout
-    prompts = prompt_batch(examples, tokenizer, config.data.system_prompt, r.max_prompt_len)
-    rollout = engine.sample(
-        graphdef,
-        params,
-        prompts.token_QS,
-        prompts.mask_QS,
-        prompt_id_Q=prompt_ids(list(prompts.token_QS)),
-        group=group,
-        max_new_tokens=r.max_response_len,
-        key=(config.seed, _EVAL_STEP),
-        stop_ids=tokenizer.stop_ids,
-        temperature=temperature,
-        top_k=r.top_k if temperature else 0,
-        top_p=r.top_p if temperature else 1.0,
-        forbidden_ids=tokenizer.forbidden_ids,
-        slots=r.slots or None,
+def _answer(run: Run, params, verifier, group, temperature):
+    """({accuracy, format, length}, each [B] float64, and a row for rollouts.jsonl a response)."""
+    examples, key = run.held_out, (run.config.seed, _EVAL_STEP)
+    _, rollout, texts = groups.respond(
+        run, params, examples, group=group, key=key, temperature=temperature
     )
-    texts = [
-        tokenizer.decode(ids[mask])
-        for ids, mask in zip(rollout.response_BT, rollout.mask_BT, strict=True)
-    ]
-    golds = [example.gold for example in examples for _ in range(group)]
-    scores = verifier.score_batch(
-        texts,
-        golds,
-        accuracy_weight=config.reward.accuracy_weight,
-        format_weight=config.reward.format_weight,
-        repetition_penalty=config.reward.repetition_penalty,
-    )
+    scores = groups.judge(run.config, verifier, examples, texts).result()
     totals = {
         "accuracy": np.array([s.accuracy for s in scores], np.float64),
         "format": np.array([s.format for s in scores], np.float64),
@@ -93,7 +68,7 @@ def _answer(graphdef, params, examples, tokenizer, verifier, config, group, temp
         {
             "prompt": examples[b // group].prompt,
             "response": text,
-            "gold": golds[b],
+            "gold": examples[b // group].gold,
             "accuracy": score.accuracy,
             "format": score.format,
             "reward": score.total,

@@ -11,7 +11,7 @@ from cpgd_jax.algorithms import Algorithm
 from cpgd_jax.config import Config
 from cpgd_jax.data.batching import prompt_batch
 from cpgd_jax.rewards import rules
-from cpgd_jax.rollout import engine
+from cpgd_jax.rollout import engine, prompt_ids
 from cpgd_jax.run import Run
 from cpgd_jax.types import PromptBatch, Rollout
 
@@ -63,39 +63,62 @@ def draw(run: Run, row: Algorithm, params, verifier, index, position):
     return _gather((kept + spare)[:Q]), tokens, position
 
 
-def _one_rollout(run: Run, params, verifier, index, position) -> Sampled:
-    config, r = run.config, run.config.rollout
-    examples = [run.source.train(position + q) for q in range(r.prompts)]
-    prompts = prompt_batch(examples, run.tokenizer, config.data.system_prompt, r.max_prompt_len)
+def respond(run: Run, params, examples, *, group, key, temperature, prompt_id_Q=None):
+    """(prompts, rollout, texts): `group` responses to each example, and their decoded text.
+
+    key, prompt_id_Q: see `engine.sample`; prompt ids default to checksums of the prompts. At
+    temperature 0 (greedy) config.rollout.top_k and top_p are not used.
+    """
+    r, tokenizer = run.config.rollout, run.tokenizer
+    prompts = prompt_batch(examples, tokenizer, run.config.data.system_prompt, r.max_prompt_len)
     rollout = engine.sample(
         run.graphdef,
         params,
         prompts.token_QS,
         prompts.mask_QS,
-        prompt_id_Q=position + np.arange(r.prompts),
-        group=r.samples_per_prompt,
+        prompt_id_Q=prompt_ids(list(prompts.token_QS)) if prompt_id_Q is None else prompt_id_Q,
+        group=group,
         max_new_tokens=r.max_response_len,
-        key=(config.seed, index),
-        stop_ids=run.tokenizer.stop_ids,
-        temperature=r.temperature,
-        top_k=r.top_k,
-        top_p=r.top_p,
-        forbidden_ids=run.tokenizer.forbidden_ids,
+        key=key,
+        stop_ids=tokenizer.stop_ids,
+        temperature=temperature,
+        top_k=r.top_k if temperature else 0,
+        top_p=r.top_p if temperature else 1.0,
+        forbidden_ids=tokenizer.forbidden_ids,
         slots=r.slots or None,
     )
     texts = [
-        run.tokenizer.decode(ids[mask])
+        tokenizer.decode(ids[mask])
         for ids, mask in zip(rollout.response_BT, rollout.mask_BT, strict=True)
     ]
-    golds = [example.gold for example in examples for _ in range(r.samples_per_prompt)]
-    verdicts = verifier.submit(
+    return prompts, rollout, texts
+
+
+def judge(config: Config, verifier, examples, texts) -> Future:
+    """Of a verdict for each text, group by group; the verifier works in the background."""
+    group = len(texts) // len(examples)
+    return verifier.submit(
         texts,
-        golds,
+        [example.gold for example in examples for _ in range(group)],
         accuracy_weight=config.reward.accuracy_weight,
         format_weight=config.reward.format_weight,
         repetition_penalty=config.reward.repetition_penalty,
     )
-    return Sampled(prompts, rollout, texts, verdicts)
+
+
+def _one_rollout(run: Run, params, verifier, index, position) -> Sampled:
+    config, r = run.config, run.config.rollout
+    examples = [run.source.train(position + q) for q in range(r.prompts)]
+    prompts, rollout, texts = respond(
+        run,
+        params,
+        examples,
+        group=r.samples_per_prompt,
+        key=(config.seed, index),
+        temperature=r.temperature,
+        prompt_id_Q=position + np.arange(r.prompts),
+    )
+    return Sampled(prompts, rollout, texts, judge(config, verifier, examples, texts))
 
 
 def rewarded(config: Config, row: Algorithm, drawn: Sampled | Scored) -> Scored:

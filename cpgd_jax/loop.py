@@ -51,9 +51,7 @@ def run_loop(run: Run, state: TrainState, verifier, unit: str, units: int, advan
 
             def measure(kind, index, done):
                 bar.note("evaluating")
-                found, rows = evaluate.held_out(
-                    run.graphdef, state.params, run.held_out, run.tokenizer, verifier, config
-                )
+                found, rows = evaluate.held_out(run, state.params, verifier)
                 row = {unit: index, "step": int(state.step), "kind": kind, **found}
                 writer.write(row)
                 if kind != "during":

@@ -9,9 +9,12 @@ from cpgd_jax import config as config_lib
 from cpgd_jax.errors import UserError
 
 
-def run(main: Callable[[], None]) -> None:
-    """Parses flags, then calls `main()`; of a `UserError` only `error: ...` is printed."""
-    app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
+def run(main: Callable, choices: tuple[str, ...] = ()) -> None:
+    """Parses flags, then calls `main()`; of a `UserError` only `error: ...` is printed.
+
+    choices: the main takes one argument beside its flags, one of these: `main(argument)`.
+    """
+    app.run(lambda argv: _guarded(main, choices, argv[1:]), flags_parser=_parse)
 
 
 def load_config(flag: flags.FlagHolder) -> config_lib.Config:
@@ -22,13 +25,18 @@ def load_config(flag: flags.FlagHolder) -> config_lib.Config:
         raise UserError(f"--{flag.name} cannot be read: {_reason(error)}") from error
 
 
-def _guarded(main, argv):
+def _guarded(main, choices, arguments):
     try:
-        if len(argv) > 1:
-            raise UserError(f"unexpected argument {argv[1]!r}: flags start with --; see --help")
+        if choices and (len(arguments) != 1 or arguments[0] not in choices):
+            given = " ".join(arguments) or "nothing"
+            raise UserError(f"got {given!r}: name one of {', '.join(choices)}")
+        if arguments and not choices:
+            raise UserError(
+                f"unexpected argument {arguments[0]!r}: flags start with --; see --help"
+            )
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # Orbax reports every step of a save
-        main()
+        main(*arguments)
     except UserError as error:
         _exit(error)
     except KeyboardInterrupt:

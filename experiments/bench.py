@@ -1,132 +1,29 @@
-"""Benchmarks, one JSON line each: `python -m experiments.bench loss`.
+"""Benchmarks, one JSON line: loss (policy_loss with gradient), reward (verifier workers).
 
-A ratio compares with a simpler program of the same inputs, timed in turn in the same run.
+python -m experiments.bench loss --algorithm=grpo
+python -m experiments.bench reward
 """
 
-import functools
 import json
-import statistics
-import time
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from absl import app, flags
+from absl import flags
 
-from cpgd_jax.losses.policy import policy_loss
-from cpgd_jax.ops import masked
-from cpgd_jax.rewards import Verifier
+from cpgd_jax import bench, cli
 
-FLAGS = flags.FLAGS
-flags.DEFINE_string("algorithm", "cpgd", "loss: a row of ALGORITHMS")
-flags.DEFINE_integer("batch", 1024, "responses (B)")
-flags.DEFINE_integer("length", 4096, "tokens of a response (T)")
-flags.DEFINE_integer("repeats", 15, "timed calls of each program; the median counts")
+ALGORITHM = flags.DEFINE_string("algorithm", "cpgd", "loss: a row of ALGORITHMS")
+BATCH = flags.DEFINE_integer("batch", 1024, "loss: responses (B)", lower_bound=1)
+LENGTH = flags.DEFINE_integer("length", 4096, "loss: tokens of a response (T)", lower_bound=1)
+REPEATS = flags.DEFINE_integer("repeats", 15, "loss: timed calls, the median counts", lower_bound=1)
+
+BENCHMARKS = {
+    "loss": lambda: bench.loss(ALGORITHM.value, BATCH.value, LENGTH.value, REPEATS.value),
+    "reward": bench.reward,
+}
 
 
-def loss() -> dict:
-    """policy_loss with gradient against the masked mean of exp(logp - old) with gradient."""
-    batch = _loss_batch(FLAGS.batch, FLAGS.length)
-
-    def ours(logp_BT, batch):
-        return policy_loss(FLAGS.algorithm, logp_BT=logp_BT, **batch)
-
-    def peer(logp_BT, batch):
-        ratio = masked.mean(jnp.exp(logp_BT - batch["old_logp_BT"]), batch["mask_BT"])
-        return ratio.sum / ratio.count
-
-    programs = {
-        "policy_loss": jax.jit(jax.value_and_grad(lambda *args: ours(*args)[0])),
-        "with_metrics": jax.jit(jax.value_and_grad(ours, has_aux=True)),
-        "masked_mean_exp": jax.jit(jax.value_and_grad(peer)),
-    }
-    logp_BT = batch.pop("logp_BT")
-    seconds = time_in_turn(
-        {name: functools.partial(f, logp_BT, batch) for name, f in programs.items()}, FLAGS.repeats
-    )
-    return {
-        "name": f"loss/{FLAGS.algorithm}",
-        "seconds": seconds["policy_loss"],
-        "seconds_with_metrics": seconds["with_metrics"],
-        "ratio": {"masked_mean_exp": seconds["policy_loss"] / seconds["masked_mean_exp"]},
-        "ratio_with_metrics": {
-            "masked_mean_exp": seconds["with_metrics"] / seconds["masked_mean_exp"]
-        },
-        "shape": [FLAGS.batch, FLAGS.length],
-    }
-
-
-def reward() -> dict:
-    """Answers a second by two verifier workers, and a batch of which 5% hang.
-
-    A ratio is the time over what the requirement allows: hanging / workers * limit + 5 s.
-    """
-    hanging, answers = 51, 1024
-    numbers = [(rf"{n}.0", str(n)) for n in range(1, 1000)]
-    formulas = [
-        (rf"\frac{{{n}x}}{{7}}+\sqrt{{{n}}}", rf"\sqrt{{{n}}}+{n}x/7") for n in range(1, 1000)
-    ]
-    choices = [("ABCD"[n % 4], "B") for n in range(1, 1000)]
-    endless = [(r"\sum_{k=1}^{10^{9}} \frac{1}{k^{k}}", "2")] * hanging
-    with Verifier(workers=2) as verifier:
-        verifier.warm_up()
-        mixed = _seconds(verifier, numbers + formulas + choices)
-        worked = _seconds(verifier, formulas)
-        seconds = _seconds(verifier, endless + formulas[: answers - hanging])
-        bound = hanging / 2 * verifier.timeout_s + 5
-        return {
-            "name": "reward",
-            "answers_per_s": 3 * 999 / mixed,
-            "answers_per_s_in_workers": 999 / worked,
-            "seconds": seconds,
-            "timeouts": verifier.timeouts,
-            "ratio": {"bound_with_5_percent_hanging": seconds / bound},
-        }
-
-
-def _seconds(verifier, pairs) -> float:
-    """Seconds to score (answer, gold) pairs."""
-    responses = [rf"<think>a</think><answer>\boxed{{{answer}}}</answer>" for answer, _ in pairs]
-    start = time.perf_counter()
-    verifier.score_batch(responses, [gold for _, gold in pairs])
-    return time.perf_counter() - start
-
-
-def _loss_batch(B, T):
-    rng = np.random.default_rng(0)
-    length_B = rng.integers(1, T + 1, B)
-    old_BT = rng.normal(-1.0, 0.5, (B, T)).astype(np.float32)
-    batch = {
-        "logp_BT": old_BT + rng.normal(0.0, 0.1, (B, T)).astype(np.float32),
-        "old_logp_BT": old_BT,
-        "advantage_B": rng.normal(size=B).astype(np.float32),
-        "mask_BT": np.arange(T) < length_B[:, None],
-        "group_B": np.arange(B) // 8,
-    }
-    return jax.tree.map(jnp.asarray, batch)
-
-
-def time_in_turn(programs, repeats) -> dict[str, float]:
-    """Median seconds of each program; they run in turn, so that a busy machine slows all alike."""
-    for program in programs.values():
-        jax.block_until_ready(program())
-    seconds = {name: [] for name in programs}
-    for _ in range(repeats):
-        for name, program in programs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(program())
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
-
-
-BENCHMARKS = {"loss": loss, "reward": reward}
-
-
-def main(argv):
-    if len(argv) != 2 or argv[1] not in BENCHMARKS:
-        raise app.UsageError(f"name one benchmark: {', '.join(BENCHMARKS)}")
-    print(json.dumps(BENCHMARKS[argv[1]]()))
+def main(name: str) -> None:
+    print(json.dumps(BENCHMARKS[name]()))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main, choices=tuple(BENCHMARKS))

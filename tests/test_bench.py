@@ -18,7 +18,7 @@ def test_loss_prints_one_json_line(repo):
 def test_an_unknown_benchmark_is_refused(repo):
     command = [sys.executable, "-m", "experiments.bench", "los"]
     done = subprocess.run(command, cwd=repo, capture_output=True, text=True)
-    assert done.returncode and "name one benchmark: loss" in done.stdout + done.stderr
+    assert done.returncode and "name one of loss, reward" in done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def call(repo, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", argv)
         monkeypatch.setattr(cli.flags, "FLAGS", values)
         with pytest.raises(SystemExit) as exit:
-            cli._guarded(main, cli._parse(argv))
+            cli._guarded(main, (), cli._parse(argv)[1:])
         return exit.value.code, capsys.readouterr().err
 
     return run
@@ -118,7 +118,7 @@ def test_an_interruption_is_one_line(capsys):
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit) as exit:
-        cli._guarded(main, ["x"])
+        cli._guarded(main, (), [])
     one_line(exit.value.code, capsys.readouterr().err, "the same command resumes")
 
 

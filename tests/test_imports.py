@@ -32,6 +32,7 @@ WIRING = {
     "experience": "the rollout half of train",
     "groups": "sampling and rewarding for experience",
     "supervised": "the loop of the supervised stage",
+    "bench": "times the pieces",
 }
 EXCEPTIONS = {  # (module, what it imports): why
     ("losses", "algorithms"): "policy_loss takes an algorithm by its name",

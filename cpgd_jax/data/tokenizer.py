@@ -1,6 +1,7 @@
 """Text to ids and back, with the chat template and every stop id."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ class Tokenizer:
 
 def load(path: str | Path = "") -> Tokenizer:
     """From a Hugging Face folder or a tokenizer.json; "" is the arithmetic task's own."""
+    # transformers advises to install torch, which is not needed here
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import PreTrainedTokenizerFast
 
     if not path:

@@ -11,17 +11,13 @@ from ml_collections.config_dict import placeholder
 def get_config() -> ConfigDict:
     c = ConfigDict()
     c.seed = 0  # of parameters, prompt order and sampling
-    c.stage = (
-        "rl"  # "rl", or "supervised": train on the demonstrations of the data source (warm start)
-    )
+    c.stage = "rl"  # "rl", or "supervised": cross-entropy on the source's demonstrations
     c.algorithm = "cpgd"  # a row of cpgd_jax.algorithms.ALGORITHMS
     c.num_rollouts = 100  # rl: rollouts in all; each gives several optimiser steps
 
     # ---- model: a Qwen2 decoder; the vocabulary size comes from the tokenizer
     m = c.model = ConfigDict()
-    m.init_from = (
-        ""  # workdir of an earlier run (its last checkpoint) or a Hugging Face folder; "" = random
-    )
+    m.init_from = ""  # workdir of an earlier run, or a Hugging Face folder; "" = random
     m.num_layers = 28
     m.hidden_size = 3584
     m.mlp_size = 18944
@@ -60,9 +56,7 @@ def get_config() -> ConfigDict:
     r.top_k = 0  # 0 = off
     r.top_p = 1.0  # 1 = off
     r.slots = 0  # responses decoded at a time; 0 = all of them
-    r.dynamic_sampling = placeholder(
-        bool
-    )  # refill prompts whose rewards are all equal; None = the row's
+    r.dynamic_sampling = placeholder(bool)  # replace groups of equal rewards; None = the row's
     r.max_refills = 3  # extra rollouts at most per step of dynamic sampling
 
     # ---- reward = accuracy_weight * accuracy + format_weight * format - penalties + functions
@@ -71,9 +65,8 @@ def get_config() -> ConfigDict:
     w.format_weight = 0.5
     w.timeout_s = 1.0  # wall-clock limit of one verification
     w.workers = 2  # verifier processes
-    w.overlong_buffer = placeholder(
-        int
-    )  # soft overlong penalty: tokens before the cap; None = the row's; 0 = off
+    # Soft overlong penalty: rises over the last overlong_buffer tokens before the cap.
+    w.overlong_buffer = placeholder(int)  # None = the row's (dapo: a fifth of the cap); 0 = off
     w.overlong_penalty = 1.0  # at the cap
     w.repetition_penalty = 0.0  # taken off times the share of repeated runs of 8 words; 0 = off
     w.length_penalty = 0.0  # taken off times tokens / max_response_len; 0 = off
@@ -87,9 +80,8 @@ def get_config() -> ConfigDict:
     a.global_norm = placeholder(bool)
     a.mask_truncated = False  # leave truncated responses out of the loss
     lo = c.loss = ConfigDict()
-    lo.objective = placeholder(
-        str
-    )  # policy_gradient, log_ratio_clip, ratio, ppo_clip, ppo_dual_clip
+    # policy_gradient, log_ratio_clip, ratio, ppo_clip, ppo_dual_clip
+    lo.objective = placeholder(str)
     lo.clip_eps_low = placeholder(float)
     lo.clip_eps_high = placeholder(float)
     lo.clip_schedule = placeholder(float)  # lambda of the tight-to-loose threshold; 1 = constant

@@ -1,7 +1,7 @@
 """`make quickstart`, second stage: CPGD on the arithmetic task, from the warm start's checkpoint.
 
-    python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart \\
-        --config.model.init_from=runs/warmstart
+    python -m experiments.train --config=configs/quickstart.py \\
+        --workdir=runs/quickstart/cpgd_seed0
 
 Hardware: 2 CPU cores. Time and result: README, section Results.
 """
@@ -36,8 +36,8 @@ def tiny(c):
 
 def get_config():
     c = tiny(base.get_config())
-    c.model.init_from = "runs/warmstart"
-    c.num_rollouts = 50
+    c.model.init_from = "runs/quickstart/warmstart_seed0"
+    c.num_rollouts = 60
     c.rollout.prompts = 32
     c.rollout.samples_per_prompt = 8
     c.train.minibatch_size = 64  # 8 groups: 4 optimiser steps a rollout

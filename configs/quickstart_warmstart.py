@@ -1,6 +1,7 @@
 """`make quickstart`, first stage: a tiny Qwen2 learns the task from imperfect demonstrations.
 
-    python -m experiments.train --config=configs/quickstart_warmstart.py --workdir=runs/warmstart
+    python -m experiments.train --config=configs/quickstart_warmstart.py \\
+        --workdir=runs/quickstart/warmstart_seed0
 
 Six in ten demonstrations answer one too many, two in ten lack tags, so that the policy is right
 some of the time and reinforcement learning has something to reinforce. Hardware: 2 CPU cores. Time

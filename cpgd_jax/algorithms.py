@@ -107,7 +107,7 @@ def resolve(name: str | Algorithm, **overrides) -> Algorithm:
     for cell in overrides:
         if cell not in _TYPES:
             raise UserError(f"{row.name}: cell {cell!r} is unknown; {_nearest(cell, _TYPES)}")
-    cells = {k: _value(row.name, k, v) for k, v in overrides.items() if v is not None}
+    cells = {k: _value(row, k, v) for k, v in overrides.items() if v is not None}
     row = dataclasses.replace(row, **cells)
     _refuse(row)
     return row
@@ -180,22 +180,22 @@ def _refuse(row):
         )
 
 
-def _value(name, cell, value):
+def _value(row, cell, value):
     if cell in CHOICES:
         if value not in CHOICES[cell]:
             raise UserError(
-                f"{name}: {cell} = {value!r} is unknown; {_nearest(value, CHOICES[cell])}"
+                f"{row.name}: {cell} = {value!r} is unknown; {_nearest(value, CHOICES[cell])}"
             )
         return value
     kind = _TYPES[cell]
     if kind is bool:
         if not isinstance(value, bool):
-            raise UserError(f"{name}: {cell} = {value!r} is no bool; nearest: {bool(value)}")
+            raise UserError(f"{row.name}: {cell} = {value!r} is no bool; nearest: {bool(value)}")
         return value
-    return _number(name, cell, value, kind)
+    return _number(row, cell, value, kind)
 
 
-def _number(name, cell, value, kind):
+def _number(row, cell, value, kind):
     least, most = _LEAST.get(cell, 0.0), _MOST.get(cell, math.inf)
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     inside = number and least <= value <= most and (value > 0 or cell not in _POSITIVE)
@@ -203,8 +203,8 @@ def _number(name, cell, value, kind):
         return kind(value)
     lower = f"({least}" if cell in _POSITIVE else f"[{least}"
     raise UserError(
-        f"{name}: {cell} = {value!r} is not a {kind.__name__} in {lower}, {most}]; "
-        f"the row has {getattr(ALGORITHMS[name], cell)}"
+        f"{row.name}: {cell} = {value!r} is not a {kind.__name__} in {lower}, {most}]; "
+        f"the row has {getattr(row, cell)}"
     )
 
 

@@ -4,6 +4,7 @@ Layout: workdir/checkpoints/<rollouts or steps done>/{params,optimizer,progress}
 data order are functions of (seed, position), so `progress` is all the state that the host has.
 """
 
+import itertools
 from pathlib import Path
 
 import jax
@@ -12,6 +13,7 @@ from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 from cpgd_jax import config as config_lib
+from cpgd_jax import progress as progress_lib
 from cpgd_jax import workdir as workdir_lib
 from cpgd_jax.data import tokenizer as tokenizer_lib
 from cpgd_jax.errors import UserError
@@ -46,25 +48,27 @@ class Checkpointer:
         )
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict] | None:
-        """The newest checkpoint laid out as `like`, whose buffers are freed; None if there is none.
+        """The newest whole checkpoint, laid out as `like`, whose buffers are freed; None = none.
 
-        Trees that do not match raise.
+        Damaged ones are named, moved aside to workdir/damaged_checkpoints/ and passed over.
+        UserError if none can be read.
         """
-        index = self._manager.latest_step()
-        if index is None:
+        if self._manager.latest_step() is None:
             return None
         leaves, treedef = jax.tree.flatten(like.opt_state)
         trees = nnx.to_pure_dict(like.params), {"step": like.step, "leaves": leaves}
         params, optimizer = jax.tree.map(ocp.utils.to_shape_dtype_struct, trees)
         jax.tree.map(lambda x: x.delete(), like)  # so that memory holds one state, not two
-        restored = self._manager.restore(
-            index,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardRestore(params),
-                optimizer=ocp.args.StandardRestore(optimizer),
-                progress=ocp.args.JsonRestore(),
-            ),
+        args = ocp.args.Composite(
+            params=ocp.args.StandardRestore(params),
+            optimizer=ocp.args.StandardRestore(optimizer),
+            progress=ocp.args.JsonRestore(),
         )
+        restored, damaged = _newest_whole(self._manager, args)
+        for index in damaged:
+            _move_aside(Path(self._manager.directory) / str(index))
+        if damaged:
+            self._manager.reload()
         state = TrainState(
             step=restored["optimizer"]["step"],
             params=_filled(like.params, restored["params"]),
@@ -92,7 +96,7 @@ def load_params(workdir: str | Path, abstract, shardings):
     )
     with _existing(workdir) as manager:
         args = ocp.args.Composite(params=ocp.args.StandardRestore(like))
-        params = manager.restore(manager.latest_step(), args=args)["params"]
+        params = _newest_whole(manager, args)[0]["params"]
     return _filled(abstract, params)
 
 
@@ -100,8 +104,13 @@ def sizes(workdir: str | Path) -> ModelConfig:
     """Of the model of a run: its config's, and the vocabulary that its parameters have."""
     config = read_config(workdir)
     with _existing(workdir) as manager:
-        params = manager.item_metadata(manager.latest_step())["params"]
-    return model_config(config.model, params.tree["embed"].shape[0])
+        for index in sorted(manager.all_steps(), reverse=True):
+            try:
+                embed_VD = manager.item_metadata(index)["params"].tree["embed"]
+            except Exception:  # damaged: named by the reader of its values
+                continue
+            return model_config(config.model, embed_VD.shape[0])
+    raise UserError(f"no checkpoint of {str(workdir)!r} can be read: restore one from a copy")
 
 
 def read_config(workdir: str | Path) -> config_lib.Config:
@@ -116,6 +125,35 @@ def model_config(config: config_lib.Model, vocab_size: int) -> ModelConfig:
     """The decoder's sizes."""
     fields = {k: v for k, v in vars(config).items() if k != "init_from"}
     return ModelConfig(vocab_size=vocab_size, **fields)
+
+
+def _newest_whole(manager: ocp.CheckpointManager, args):
+    """(restored, indices of newer ones that are damaged). UserError if none can be read."""
+    damaged = []
+    for index in sorted(manager.all_steps(), reverse=True):
+        try:
+            return manager.restore(index, args=args), damaged
+        except Exception as error:  # whatever Orbax, TensorStore or JSON make of a damaged file
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            progress_lib.warn(
+                f"checkpoint {index} of {manager.directory} is damaged: {reason:.200}"
+            )
+            damaged.append(index)
+    raise UserError(
+        f"no checkpoint of {str(manager.directory)!r} can be read: restore one from a copy, or"
+        " start again in another --workdir"
+    )
+
+
+def _move_aside(folder: Path) -> None:
+    """workdir/checkpoints/N -> workdir/damaged_checkpoints/N (or N.1, N.2, ...)."""
+    target = folder.parents[1] / "damaged_checkpoints" / folder.name
+    target.parent.mkdir(exist_ok=True)
+    for copy in itertools.count(1):
+        if not target.exists():
+            break
+        target = target.with_name(f"{folder.name}.{copy}")
+    folder.rename(target)
 
 
 def _existing(workdir) -> ocp.CheckpointManager:

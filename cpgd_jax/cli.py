@@ -1,5 +1,6 @@
 """Runs an absl main: bad flags and bad input end in one line on stderr and exit status 2."""
 
+import re
 import sys
 from collections.abc import Callable
 
@@ -35,7 +36,7 @@ def _guarded(main, choices, arguments):
                 f"unexpected argument {arguments[0]!r}: flags start with --; see --help"
             )
         if not flags.FLAGS["verbosity"].present:
-            logging.set_verbosity(logging.WARNING)  # Orbax reports every step of a save
+            logging.set_verbosity(logging.ERROR)  # Orbax reports every step of a save
         main(*arguments)
     except UserError as error:
         _exit(error)
@@ -72,5 +73,6 @@ def _plain(error: Exception) -> str:
 
 def _exit(error):
     message = " ".join(str(error).split()).removeprefix("FATAL Flags parsing error: ")
+    message = re.sub(r"^flag (--\w+)=None: .*", r"\1 is missing: see --help", message)
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)

@@ -61,8 +61,6 @@ NOT_NEGATIVE = (
 )
 FRACTIONS = (
     "optim.lr_end_frac",
-    "optim.b1",
-    "optim.b2",
     "data.arithmetic.three_operand_frac",
     "data.arithmetic.held_out_frac",
     "data.arithmetic.slip_frac",
@@ -98,6 +96,7 @@ def _check_ranges(c) -> None:
         (POSITIVE, lambda x: 0 < x < float("inf"), "above 0"),
         (NOT_NEGATIVE, lambda x: 0 <= x < float("inf"), "0 or above"),
         (FRACTIONS, lambda x: 0 <= x <= 1, "between 0 and 1"),
+        (("optim.b1", "optim.b2"), lambda x: 0 <= x < 1, "at least 0 and below 1"),
         (("rollout.top_p",), lambda x: 0 < x <= 1, "above 0 and at most 1; 1 = off"),
     ):
         for key in keys:

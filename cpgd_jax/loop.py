@@ -5,6 +5,7 @@ or one supervised step. Everything random in it follows from (seed, index, posit
 """
 
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import jax
 
 from cpgd_jax import evaluate, workdir
 from cpgd_jax.checkpoint import Checkpointer
+from cpgd_jax.errors import UserError
 from cpgd_jax.metrics import MetricsWriter, Progress
 from cpgd_jax.report import write_facts, write_report
 from cpgd_jax.run import Run
@@ -67,6 +69,7 @@ def run_loop(run: Run, state: TrainState, verifier, unit: str, units: int, advan
                 done = index + 1
                 for row in rows:
                     writer.write({unit: index, **row})
+                    _stop_unless_finite(unit, index, row)
                 writer.write_rollouts([{unit: index, "kind": "train", **s} for s in samples])
                 bar.update(done, rows[-1])
                 if _due(config.eval.every, done, units):
@@ -86,6 +89,16 @@ def run_loop(run: Run, state: TrainState, verifier, unit: str, units: int, advan
     workdir.write_json(run.workdir / "summary.json", summary)
     write_report(run.workdir)
     return _finish(run, summary)
+
+
+def _stop_unless_finite(unit: str, index: int, row: dict) -> None:
+    """A step whose gradient is not finite has spoilt the parameters: they are not saved."""
+    if not math.isfinite(row["grad_norm"]):
+        raise UserError(
+            f"{unit} {index}, step {row['step']}: the gradient norm is {row['grad_norm']}, training"
+            " stops and keeps the last checkpoint: lower config.optim.lr, or look at the last rows"
+            " of metrics.jsonl"
+        )
 
 
 def _due(every: int, done: int, units: int) -> bool:

@@ -50,7 +50,7 @@ def build(config: Config, folder: str | Path) -> tuple[Run, TrainState]:
     optimizer = optim.make_optimizer(config.optim, config.total_steps)
     graphdef, state = initial.state(config, sizes, mesh, optimizer)
     folder = workdir.claim(folder, config)
-    tokenizer.save(folder / "tokenizer")
+    tokenizer.save_pretrained(folder / "tokenizer")
     shardings = jax.tree.map(lambda x: x.sharding, state)
     run = Run(config, folder, tokenizer, source, held_out, mesh, graphdef, optimizer, shardings)
     return run, state

@@ -8,8 +8,9 @@ from absl import flags
 from rich.console import Console
 from rich.markup import escape
 
-from cpgd_jax import checkpoint, cli, jsonl, models
+from cpgd_jax import checkpoint, cli, models
 from cpgd_jax.data import prompts as prompts_lib
+from cpgd_jax.data import sources
 from cpgd_jax.data import tokenizer as tokenizer_lib
 from cpgd_jax.errors import UserError
 from cpgd_jax.rollout import generate
@@ -62,10 +63,8 @@ def read_questions() -> list[str]:
         raise UserError("give one of --prompt=TEXT and --prompts=FILE.jsonl")
     if _PROMPT.value is not None:
         return [_PROMPT.value]
-    questions = [row.get("question") for row in jsonl.read_lines(_PROMPTS.value)]
-    if not questions or not all(isinstance(question, str) for question in questions):
-        raise UserError(f"--prompts={_PROMPTS.value}: give a file of JSON rows {{question}}")
-    return questions
+    rows = sources.read_jsonl(_PROMPTS.value, "--prompts", fields=("question",))
+    return [example.prompt for example in rows]
 
 
 def load():

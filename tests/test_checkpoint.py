@@ -1,6 +1,7 @@
 """Checkpoints hold a state exactly, on any mesh, and survive what a kill leaves behind."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -101,7 +102,7 @@ def workdir(tmp_path_factory):
     """A run's folder by hand: config, tokenizer, one checkpoint; more ids than the tokenizer's."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "config.json").write_text(json.dumps(config.to_dict(CONFIG)))
-    tokenizer.load().save(folder / "tokenizer")
+    tokenizer.load().save_pretrained(folder / "tokenizer")
     with Checkpointer(folder, 1) as checkpoints:
         checkpoints.save(5, make_state(sharding.make_mesh(1, 4, 1)), {})
     return folder
@@ -137,5 +138,41 @@ def test_optimiser_leaves_keep_their_order(tmp_path):
         checkpoints.save(1, make_state(), {})
     state = make_state()
     other = state.replace(opt_state=optax.sgd(0.1, momentum=0.9).init(state.params))
-    with Checkpointer(tmp_path, 1) as checkpoints, pytest.raises(ValueError):
+    with Checkpointer(tmp_path, 1) as checkpoints, pytest.raises(UserError):
         checkpoints.restore(other)
+
+
+def damage(folder):
+    """Cuts every file of a checkpoint's parameters to five bytes."""
+    for file in (folder / "params").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:5])
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
+    state = make_state()
+    with Checkpointer(tmp_path, 2) as checkpoints:
+        for done in (1, 2):
+            checkpoints.save(done, state, {"done": done})
+    damage(tmp_path / "checkpoints" / "2")
+    with Checkpointer(tmp_path, 2) as checkpoints:
+        restored, progress = checkpoints.restore(make_state(seed=1))
+        assert progress == {"done": 1}
+        assert_equal(restored, state)
+        checkpoints.save(2, state, {"done": 2})  # its place is free again
+    assert (tmp_path / "damaged_checkpoints" / "2").is_dir()
+    with Checkpointer(tmp_path, 2) as checkpoints:
+        assert checkpoints.restore(make_state(seed=1))[1] == {"done": 2}
+
+
+@pytest.mark.parametrize("lost", ["params", "progress"])
+def test_only_damaged_checkpoints_are_one_line(tmp_path, lost):
+    with Checkpointer(tmp_path, 2) as checkpoints:
+        checkpoints.save(1, make_state(), {"done": 1})
+    folder = tmp_path / "checkpoints" / "1"
+    if lost == "params":
+        damage(folder)
+    else:
+        shutil.rmtree(folder / "progress")
+    with Checkpointer(tmp_path, 2) as checkpoints, pytest.raises(UserError, match="restore one"):
+        checkpoints.restore(make_state(seed=1))

@@ -13,7 +13,7 @@ OWN = tokenizer.load()
 @pytest.fixture
 def folder(tmp_path):
     """A saved copy of the arithmetic tokenizer, to be altered."""
-    OWN.save(tmp_path)
+    OWN.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").unlink()
     return tmp_path
 
@@ -52,7 +52,7 @@ def test_a_damaged_generation_config_is_refused(folder):
 def test_save_and_load_keep_all_of_it(folder, tmp_path_factory):
     given = config(folder, eos_token_id=[9])
     target = tmp_path_factory.mktemp("again")
-    given.save(target)
+    given.save_pretrained(target)
     again = tokenizer.load(target)
     assert (again.stop_ids, again.pad_id) == (given.stop_ids, given.pad_id)
     assert again.vocab_size == given.vocab_size

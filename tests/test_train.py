@@ -14,6 +14,8 @@ from tiny import assert_equal, lines, params_of, untimed
 
 from cpgd_jax import experience, metrics, run, train
 from cpgd_jax.algorithms import ALGORITHMS
+from cpgd_jax.errors import UserError
+from cpgd_jax.ops import masked
 from cpgd_jax.rewards import Verifier
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -248,3 +250,25 @@ def test_one_step_a_rollout_is_warned_about(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train, "run_loop", lambda *_: {})
     train.train(tiny.config(train__minibatch_size=16), str(tmp_path))
     assert "clip and drift are dead code" in capsys.readouterr().err
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
+    """The checkpoint before it is kept; none is made of spoilt parameters."""
+    make_step = train.make_step
+
+    def spoilt(run_, row):
+        step = make_step(run_, row)
+
+        def once(state, batch):
+            state, found = step(state, batch)
+            bad = jax.numpy.where(state.step > 2, jax.numpy.nan, 0.0)
+            return state, found | {"grad_norm": masked.Max(found["grad_norm"].value + bad)}
+
+        return once
+
+    monkeypatch.setattr(train, "make_step", spoilt)
+    config = tiny.config(num_rollouts=3, checkpoint__every=1)
+    with pytest.raises(UserError, match="step 3: the gradient norm is nan"):
+        train.train(config, str(tmp_path / "run"))
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["1"]
+    assert lines(tmp_path / "run")[-1]["grad_norm"] is None

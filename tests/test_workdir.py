@@ -1,6 +1,10 @@
 """The folder of a run belongs to one config; nothing in it is overwritten by another."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import tiny
@@ -60,12 +64,6 @@ def test_damaged_config(tmp_path, config, content):
     assert (tmp_path / "config.json").read_bytes() == content
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints"])
-def test_a_run_without_config_is_not_taken_over(tmp_path, config, name):
-    (tmp_path / name).mkdir()
-    refused(tmp_path, config, "holds a run without config.json")
-
-
 def test_unwritable(tmp_path, config):
     file = tmp_path / "file"
     file.write_text("x")
@@ -86,3 +84,39 @@ def test_write_json_is_whole_or_absent(tmp_path):
         workdir.write_json(tmp_path / "a.json", {"x": object()})
     assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_an_empty_name_is_refused(config):
+    refused("", config, "--workdir is empty")
+
+
+@pytest.mark.parametrize("name", workdir.WRITTEN)
+def test_what_looks_like_a_run_without_a_config_is_left_alone(tmp_path, config, name):
+    (tmp_path / name).write_text("mine")
+    refused(tmp_path, config, name, "give another folder")
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path, config):
+    workdir.claim(tmp_path, config)
+    workdir.claim(tmp_path, config)  # this process may again
+    code = """
+import sys, tiny
+from cpgd_jax import workdir
+for act in (workdir.check, workdir.claim):
+    try:
+        act(sys.argv[1], tiny.config())
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent)])
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert len(out) == 2
+    assert all(line.startswith("UserError") and f"process {os.getpid()}:" in line for line in out)

@@ -62,27 +62,32 @@ def _permutation(size: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(size)
 
 
-def read_jsonl(path: str, name: str) -> tuple[Example, ...]:
-    """Examples of a JSONL file; `name` is the config key to blame. UserError names the line."""
+def read_jsonl(path: str, name: str, fields=("question", "answer")) -> tuple[Example, ...]:
+    """Examples of a JSONL file; `name` is the key or flag to blame. UserError: the line.
+
+    fields: text that each row must have; without "answer" the gold is "".
+    """
     if not path or not Path(path).is_file():
         raise UserError(f"{name} is {path!r}: no such file")
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{name} {path!r} cannot be read: {error}") from error
-    rows = tuple(_row(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip())
+    rows = tuple(
+        _row(line, f"{path}:{n}", fields) for n, line in enumerate(lines, 1) if line.strip()
+    )
     if not rows:
         raise UserError(f"{name} {path!r} holds no rows")
     return rows
 
 
-def _row(line: str, where: str) -> Example:
+def _row(line: str, where: str, fields) -> Example:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON ({error.msg})") from error
-    for field in ("question", "answer"):
+    for field in fields:
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
             raise UserError(f"{where}: needs a text field {field!r}")
-    gold = row["answer"].rsplit(WORKED, 1)[-1].strip()
+    gold = row["answer"].rsplit(WORKED, 1)[-1].strip() if "answer" in fields else ""
     return Example(id=str(row.get("id", where)), prompt=row["question"], gold=gold)

@@ -52,7 +52,7 @@ class Tokenizer:
             ids[:end], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
-    def save(self, folder) -> None:
+    def save_pretrained(self, folder) -> None:
         """Files that `load` reads back to the same tokenizer, stop ids and all."""
         self.fast.save_pretrained(str(folder))
         text = json.dumps({"eos_token_id": list(self.stop_ids)})

@@ -92,6 +92,11 @@ EQUAL = {
         ("a_n=2n+1", "a_{n}=1+2n"), ("2x+4y<6", "x+2y<3"), (r"x\ne 2", r"2\neq x"),
         ("2+3=5", "5"), ("= 5", "5"), (r"x\approx5", "5"),
     ],
+    "multiples": [
+        ("2xy=0", "xy=0"), ("(2-y)(1-x)=0", "(x-1)(y-2)=0"), ("xy=x+1", r"y=\frac{x+1}{x}"),
+        ("y(x^2+1)=1", r"y=\frac{1}{x^2+1}"), ("(x^2+1)y=0", "y=0"), ("e^xy=1", "y=e^{-x}"),
+        ("(x-3)y=2", r"y=\frac{2}{x-3}"), ("xyz=1", r"z=\frac{1}{xy}"),
+    ],
     "matrices": [
         (r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
         (r"\begin{pmatrix}0.5\\2\end{pmatrix}", r"\begin{pmatrix}\frac12\\ 2\end{pmatrix}"),
@@ -160,6 +165,12 @@ DIFFERENT = {
     "relations": [
         ("0=0", "x=3"), ("x=x", "x=3"), ("y=5", "x=5"), ("y=2x+1", "y=2x-1"),
         ("xy=2", r"y=\frac1x"), ("2x+4y>6", "x+2y<3"), ("4=5", "5"), (r"x\ne2", "x=2"),
+    ],
+    "multiples": [
+        ("xy=0", "x=0"), ("y=0", "xy=0"), ("x(y-1)=0", "x=0"), ("(x-1)(y-2)=0", "x=1"),
+        ("(a-b)c=0", "a=b"), ("y=2x+1", "(y-2x-1)(x)=0"), ("x^2y=0", "y=0"), ("|x|y=0", "y=0"),
+        (r"y\sin x=0", "y=0"), (r"y=\frac{1}{x-1}", "x(x-1)y=x"), ("(y-3)(x-1000)=0", "y=3"),
+        ("(y-2x)(x^2-3x+2)=0", "y=2x"), (r"y\sqrt{x}=0", "y=0"), ("y(x-z)=x-z", "y=1"),
     ],
     "constants": [("1<2", "3<4"), ("1=2", "3=5"), (r"2\in A", r"3\in A"), ("x=1,2=3", "x=1,4=7")],
     "matrices": [

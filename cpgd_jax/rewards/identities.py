@@ -59,7 +59,7 @@ def ratio(a: tuple, b: tuple) -> arithmetic.Value | None:
     """The constant q with a = q * b at all sample points, or None."""
     names = sorted(expression.symbols(a) | expression.symbols(b))
     first = None
-    for point in _points(names, positive=True) + _points(names, positive=False):
+    for point in points(names):
         try:
             top, bottom = evaluate.at(a, point), evaluate.at(b, point)
             here = arithmetic.divide(top, bottom)
@@ -70,6 +70,11 @@ def ratio(a: tuple, b: tuple) -> arithmetic.Value | None:
         elif not evaluate.close(first, here):
             return None
     return None if first is None or evaluate.close(first, Fraction(0)) else first
+
+
+def points(names: list[str]) -> list[dict[str, mpmath.mpf]]:
+    """Sample points of positive numbers, then of numbers of both signs."""
+    return _points(names, positive=True) + _points(names, positive=False)
 
 
 def _points(names: list[str], positive: bool) -> list[dict[str, mpmath.mpf]]:

@@ -2,8 +2,9 @@ r"""Equations and inequalities: `x = 5` for 5, `x < 3` for (-\infty, 3), one lin
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 
-from cpgd_jax.rewards import arithmetic, expression, identities, parser
+from cpgd_jax.rewards import arithmetic, expression, identities, parser, roots
 from cpgd_jax.rewards.normalise import tokens
 from cpgd_jax.rewards.split import split
 
@@ -143,14 +144,16 @@ def _same_zeros(a: list[str], g: list[str]) -> bool:
 
 
 def _solves(solved: list[str], other: tuple, own: tuple) -> bool:
-    """`solved` is y = f, and `other` is linear in y and vanishes there (x y = 1 and y = 1/x)."""
+    """`solved` is y = f, and `other` is linear in y and vanishes there and only there: x y = 1 and
+    y = 1/x, but not x y = 0 and y = 0, which leaves out x = 0."""
     if not _SYMBOL.fullmatch(solved[0]):
         return False
     symbol = parser.parse(solved[0])
     if symbol[0] != "sym" or symbol[1] in expression.symbols(parser.parse(solved[1])):
         return False
     slope = expression.linear_slope(other, symbol[1])
-    return identities.equal(("mul", slope, own), other) and identities.nonzero(slope)
+    rest = expression.substitute(other, symbol[1], ("num", Fraction(0)))
+    return identities.equal(("mul", slope, own), other) and not roots.common(slope, rest)
 
 
 def _same_single(a_sign: str, a: list[str], g_sign: str, g: list[str]) -> bool:

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import mpmath
 
-from cpgd_jax.rewards import arithmetic, evaluate, expression
+from cpgd_jax.rewards import arithmetic, evaluate, expression, probes
 
 WIDTHS = (3, 10, 50)  # of the ranges of positive sample points, so that steps (floor n) are seen
 
@@ -27,8 +27,9 @@ def equal(a: tuple, b: tuple) -> bool:
         if same and not agreed and not _confirmed(a, b, point):
             return False
         agreed += same is True
+    others = _points(names, positive=False) + probes.points(a, b)
     return agreed >= 2 and not any(
-        _same_at(a, b, point, real_only=True) is False for point in _points(names, positive=False)
+        _same_at(a, b, point, real_only=True) is False for point in others
     )
 
 
@@ -59,11 +60,12 @@ def ratio(a: tuple, b: tuple) -> arithmetic.Value | None:
     """The constant q with a = q * b at all sample points, or None."""
     names = sorted(expression.symbols(a) | expression.symbols(b))
     first = None
-    for point in points(names):
+    for point in points(names) + probes.points(a, b):
         try:
             top, bottom = evaluate.at(a, point), evaluate.at(b, point)
-            here = arithmetic.divide(top, bottom)
-        except arithmetic.Undefined:
+            with mpmath.workdps(arithmetic.DIGITS):
+                here = arithmetic.divide(top, bottom)
+        except (arithmetic.Undefined, arithmetic.TooLarge):
             continue
         if first is None:
             first = here
@@ -112,10 +114,13 @@ def _confirmed(a: tuple, b: tuple, point: dict) -> bool:
 
 
 def _vanishes(node: tuple, point: dict) -> bool:
-    """The difference is rounding error: it shrinks as the precision grows."""
+    """The difference is rounding error: it is zero, or shrinks as the precision grows."""
     if isinstance(evaluate.at(node, point), Fraction):
         return False
-    digits = 4 * arithmetic.DIGITS
-    with mpmath.workdps(digits):
-        value = arithmetic.inexact(evaluate.at(node, point, dps=digits))
-        return abs(value) < mpmath.mpf(10) ** (-3 * arithmetic.DIGITS)
+    sizes = []
+    for digits in (4 * arithmetic.DIGITS, 8 * arithmetic.DIGITS):
+        with mpmath.workdps(digits):
+            sizes.append(abs(arithmetic.inexact(evaluate.at(node, point, dps=digits))))
+    rounding = mpmath.mpf(10) ** (-3 * arithmetic.DIGITS)
+    shrunk = rounding * (sizes[0] * mpmath.mpf(10) ** arithmetic.DIGITS or rounding)
+    return sizes[0] < rounding and sizes[1] <= shrunk

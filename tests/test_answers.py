@@ -111,3 +111,24 @@ def test_long_repetitions_take_linear_time(piece):
     answers.extract(response)
     answers.follows_format(response)
     assert time.perf_counter() - start < 2
+
+
+@pytest.mark.parametrize(
+    "block, answer",
+    [
+        (r"not \boxed{5}", ""),
+        (r"It is not $\boxed{5}$", ""),
+        (r"\boxed{5} is wrong; I refuse", ""),
+        (r"$\boxed{5}$ is not right", ""),
+        (r"$\boxed{5}$ isn't it", ""),
+        (r"\boxed{5}是错的", ""),
+        (r"\boxed{\boxed{5}} is wrong", ""),
+        (r"\boxed{5} is correct", "5"),
+        (r"It is not 3. \boxed{5}", "5"),
+        (r"If not, \boxed{5}", "5"),
+        (r"\boxed{3} is wrong. \boxed{5}", "5"),
+        (r"not \boxed{3} but \boxed{5}", "5"),
+    ],
+)
+def test_words_beside_the_box_may_take_it_back(block, answer):
+    assert answers.extract(f"<answer>{block}</answer>") == answer

@@ -29,6 +29,13 @@ _DOUBT = re.compile(
     r"|n't)\b|n't\b",
     re.IGNORECASE,
 )
+_BEFORE_BOX = r"(?:\b(?:not|isn't|never|neither)|n't|不是|并非)\s*(?:be\s+|equal\s+to\s+)?[$*\s]*$"
+_AFTER_BOX = (
+    r"[$*\s]*(?:\b(?:is|was|are)\s+(?:wrong|incorrect|false|not)\b|\bis\s*n't\b"
+    r"|(?:是错|不对|不正确|错误))"
+)
+_TAKEN_BACK = re.compile(_BEFORE_BOX, re.IGNORECASE), re.compile(_AFTER_BOX, re.IGNORECASE)
+MAX_BESIDE = 40  # characters beside a box that may take it back
 _NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
 _SENTENCE_END = re.compile(r"\n|\.\s|。")
 
@@ -79,17 +86,19 @@ def last_box(text: str) -> str | None:
 
     Of boxes within boxes it is the outermost complete one, its inner boxes opened.
     """
-    found = boxes(text)
-    if not found:
+    nest = _last_nest(text)
+    if not nest:
         return None
-    first, last = len(found) - 1, found[-1]
-    if last[2] < 0:
-        return ""
-    for index, (_, _, end) in enumerate(found):
-        if end >= last[2]:
-            first = index
-            break
-    return _open_inner(text, found[first:])
+    return "" if nest[-1][2] < 0 else _open_inner(text, nest)
+
+
+def _last_nest(text: str) -> list[tuple[int, int, int]]:
+    """The last box and those round it, the outermost complete one first."""
+    found = boxes(text)
+    if not found or found[-1][2] < 0:
+        return found[-1:]
+    first = next(n for n, box in enumerate(found) if box[2] >= found[-1][2])
+    return found[first:]
 
 
 def _open_inner(text: str, nest: list[tuple[int, int, int]]) -> str:
@@ -107,10 +116,17 @@ def extract(response: str) -> str:
     block, tagged = answer_block(response)
     box = last_box(block)
     if box is not None:
-        return box
+        return "" if _taken_back(block) else box
     if braceless := _BRACELESS_BOX.findall(block):
         return braceless[-1].rstrip(".,;")
     return unboxed(block) if tagged else ""
+
+
+def _taken_back(block: str) -> bool:
+    r"""The words next to the last box deny it: `not \boxed{5}`, `\boxed{5} is wrong`."""
+    start, _, end = _last_nest(block)[0]
+    before, after = block[max(0, start - MAX_BESIDE) : start], block[end + 1 : end + 1 + MAX_BESIDE]
+    return bool(end >= 0 and (_TAKEN_BACK[0].search(before) or _TAKEN_BACK[1].match(after)))
 
 
 def unboxed(block: str) -> str:

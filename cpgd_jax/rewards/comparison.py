@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cpgd_jax.rewards import intervals, leaves, relations, tolerance
 from cpgd_jax.rewards.arithmetic import TooLarge
-from cpgd_jax.rewards.equality import Verdict
+from cpgd_jax.rewards.equality import Verdict, other_currency
 from cpgd_jax.rewards.normalise import normalise, tokens
 from cpgd_jax.rewards.structure import bare_list, items, read
 
@@ -33,6 +33,8 @@ def compare(answer: str, gold: str, errors: Sequence[float] = ()) -> Verdict:
 
     `errors`: absolute errors that the gold's numbers may have, see `tolerance`.
     """
+    if other_currency(answer, gold):
+        return Verdict(False, "another currency")
     answer, gold = normalise(answer), normalise(gold)
     if errors and tolerance.within(answer, gold, errors):
         return Verdict(True, "same value within its error")

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from cpgd_jax.rewards import answers, choices, numbers
-from cpgd_jax.rewards.normalise import normalise, tokens
+from cpgd_jax.rewards.normalise import currency, normalise, tokens
 
 MAX_CHARS = 3000  # of an answer or gold that is parsed; longer ones are compared as text
 MAX_DEPTH = 40  # nested brackets
@@ -43,7 +43,15 @@ def quick(answer: str, gold: str) -> Verdict | None:
     if max(len(answer), len(gold)) > MAX_CHARS:
         same = "".join(answer.split()) == "".join(gold.split())
         return Verdict(same, "same text" if same else "too long to compare but as text")
+    if other_currency(answer, gold):
+        return Verdict(False, "another currency")
     return _quick(normalise(answer), normalise(gold))
+
+
+def other_currency(answer: str, gold: str) -> bool:
+    """Both raw texts name a currency, not the same one."""
+    named = currency(answer), currency(gold)
+    return all(named) and named[0] != named[1]
 
 
 def parsable(answer: str, gold: str) -> bool:

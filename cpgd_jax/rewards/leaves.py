@@ -36,7 +36,8 @@ _SIZES = {
 }
 _NO_UNIT = re.compile(  # text after a number that takes it back, or hedges
     r"\b(?:not|no|never|isn't|wrong|false|except|or|unless|but|if|may|maybe|might|could|perhaps"
-    r"|possibly|either|else|than|least|most)\b|不|非|错|或",
+    r"|possibly|either|else|than|least|most|approximately|approx|about|around|roughly|nearly|almost"
+    r"|probably|likely|guess?|estimated?)\b|不|非|错|或|约|左右|大概|可能",
     re.IGNORECASE,
 )
 MAX_UNIT_WORDS = 4

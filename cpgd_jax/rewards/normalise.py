@@ -23,6 +23,11 @@ _DELIMITER = re.compile(r"\\\\|\\[()\[\]]")
 _SPACING = re.compile(
     r"\\\\|\\[,;:!> ]|\\(?:hspace|vspace|phantom|tag)\*?\{[^{}]*\}|~|\\?\$|[€£¥₹]|\\\*"
 )
+_CURRENCY = re.compile(
+    r"[€£¥₹]|\\\$|\\(?:euro|pounds)(?![a-zA-Z])|(?<![a-z])(?:dollar|euro)s?\b", re.I
+)
+_CURRENCIES = {r"\$": "dollar", "dollars": "dollar", "€": "euro", r"\euro": "euro", "euros": "euro",
+               r"\pounds": "£"}  # fmt: skip
 _BOLD = re.compile(r"(?<![\w)}\]])\*\*([^*]*)\*\*")
 _GROUP_SPACE = re.compile(r",\s*\\!\s*")
 _OVERESCAPED = re.compile(r"\\\\(?=[a-zA-Z])")
@@ -97,6 +102,12 @@ def _short_frac(match: re.Match) -> str:
     return rf"\frac{top}" + ("{" if bottom == "{" else f"{{{bottom}}}")
 
 
+def currency(text: str) -> str:
+    """The currency that a raw text names ("" = none, or several)."""
+    names = {_CURRENCIES.get(m.group().casefold(), m.group()) for m in _CURRENCY.finditer(text)}
+    return names.pop() if len(names) == 1 else ""
+
+
 def normalise(text: str) -> str:
     """The common spelling of `text`; blanks are single and carry no meaning but between words."""
     text = _from_unicode(text)
@@ -123,7 +134,7 @@ def normalise(text: str) -> str:
 
 def strip_ends(text: str) -> str:
     """Without closing punctuation and without one pair of braces round the whole."""
-    text = text.strip().rstrip(".,;:?。").strip()
+    text = text.strip().rstrip(".,;:。").strip()
     while len(text) > 1 and text[0] == "{" and matching(text, 0) == len(text) - 1:
         text = text[1:-1].strip()
     return text

@@ -34,6 +34,8 @@ def items(text: str) -> list[str]:
     if _LABELS.fullmatch(text):
         return re.findall(r"\d", text)
     parts = [strip_ends(part) for part in split(text, _LIST)]
+    if not parts[0] and text:  # ",5" lists nothing and 5
+        return [text]
     if len(parts) == 2 and len(split(text, _OR)) == 1 and (one := intervals.merged(parts)):
         return [one]
     listed = [value for part in parts if part for value in _plus_minus(part)]

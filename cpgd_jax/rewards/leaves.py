@@ -57,7 +57,7 @@ def unit_of(text: str) -> tuple[str, str]:
         name, power = name.split(" ", 1)[1], "2"
     if name.startswith("cubic "):
         name, power = name[6:], "3"
-    single = name.rstrip("s") if len(name) > 3 else name
+    single = name.removesuffix("s") if len(name) > 3 else name
     name = _SAME_UNIT.get(name) or _SAME_UNIT.get(single, single)
     return text[: match.start()].strip(), f"{name}^{power}" if power else name
 

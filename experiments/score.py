@@ -4,6 +4,7 @@ Rows {response, gold} come out with {accuracy, format, total, extracted, reason,
 order. An existing output is replaced once every row is scored.
 """
 
+import math
 import sys
 import time
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from cpgd_jax import cli
+from cpgd_jax.errors import UserError
 from cpgd_jax.rewards import Verifier, files
 
 _INPUT = flags.DEFINE_string("input", None, "JSON lines {response, gold}")
@@ -27,11 +29,14 @@ flags.mark_flags_as_required(["input", "output"])
 
 
 def main() -> None:
+    if not math.isfinite(_TIMEOUT.value):
+        raise UserError(f"--timeout_s={_TIMEOUT.value}: give a number of seconds")
     rows = files.read_rows(_INPUT.value)
     files.check_output(_OUTPUT.value)
     responses, golds = [row["response"] for row in rows], [row["gold"] for row in rows]
     start = time.monotonic()
-    with Verifier(_WORKERS.value, _TIMEOUT.value, _FUNCTIONS.value) as verifier:
+    options = _WORKERS.value, _TIMEOUT.value, _FUNCTIONS.value
+    with Verifier(*options, source="--function") as verifier:
         scores = files.write_rows(_OUTPUT.value, rows, verifier.stream(responses, golds))
         shown = track(scores, "scoring", len(rows), console=Console(file=sys.stderr))
         done = list(shown)

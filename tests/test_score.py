@@ -64,7 +64,22 @@ def test_a_reward_of_ones_own(repo, tmp_path, monkeypatch):
     assert all(row["extra"] == {"half": 0.5} for row in rows)
     done = run(repo, f"--input={source}", f"--output={target}", "--function=mine:third")
     assert done.returncode == 2 and "no function 'third'" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("\n") == 1 and "--function has 'mine:third'" in done.stderr
+    done = run(repo, f"--input={source}", f"--output={target}", "--function=nope")
+    assert done.returncode == 2 and "--function has 'nope': write" in done.stderr
+
+
+def test_a_reward_that_fails_is_shown_once(repo, tmp_path):
+    source, target = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    done = run(repo, f"--input={source}", f"--output={target}", "--function=math:sqrt=1")
+    assert done.returncode == 0 and done.stderr.count("WARNING") == 1
+    assert "math:sqrt" in done.stderr and "TypeError: " in done.stderr
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"response": "a", "gold": "b"}\n', encoding="utf-8-sig")
+    assert files.read_rows(str(path)) == [{"response": "a", "gold": "b"}]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +89,8 @@ def test_a_reward_of_ones_own(repo, tmp_path, monkeypatch):
         (["--input=missing.jsonl", "--output=o.jsonl"], "missing.jsonl"),
         (["--input=i", "--output=o", "--workers=0"], "--workers=0"),
         (["--input=i", "--output=o", "--timeout=1"], "timeout"),
+        (["--input=i", "--output=o", "--timeout_s=nan"], "--timeout_s=nan"),
+        (["--input=i", "--output=o", "--timeout_s=inf"], "--timeout_s=inf"),
     ],
 )
 def test_bad_flags_end_in_one_line(repo, flags, message):

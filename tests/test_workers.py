@@ -186,6 +186,22 @@ def test_a_batch_may_be_scored_in_the_background(verifier):
     assert [score.accuracy for score in later.result(30)] == [1, 0]
 
 
+@pytest.mark.parametrize(
+    "response, gold, message",
+    [
+        (None, "5", r"response is None \(NoneType\)"),
+        (b"5", "5", r"response is b'5' \(bytes\)"),
+        ("5", 5, r"gold is 5 \(int\)"),
+        ("5", None, "gold is None"),
+    ],
+)
+def test_what_is_no_text_is_named(verifier, response, gold, message):
+    with pytest.raises(TypeError, match=message):
+        verifier.score(response, gold)
+    with pytest.raises(TypeError, match=message):
+        verifier.score_batch([response], [gold])
+
+
 def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match="workers >= 1"):
         Verifier(workers=0)

@@ -1,5 +1,6 @@
 """Scored files: JSON lines in, the same rows with verdicts out, written whole or not at all."""
 
+import codecs
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,7 @@ def read_rows(path: str) -> list[dict]:
     """The rows of a JSON-lines file, each with text in `response` and `gold`. Raises UserError."""
     try:
         with open(path, "rb") as file:
-            lines = file.read().split(b"\n")
+            lines = file.read().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise UserError(f"cannot read --input={path}: {error.strerror}") from error
     rows = [_row(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]

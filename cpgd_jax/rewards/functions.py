@@ -8,8 +8,9 @@ the trainer's own import path. For each response the worker calls
 
 under the time and memory limits of a comparison, and weight * value is added to the reward. An
 exception, a value that is no such number, or a call that hits a limit counts as 0 and in
-`reward/errors` or `reward/timeouts`. It must not depend on earlier calls: they run in several
-processes, which are replaced. Names come from the config alone, never from data or checkpoints.
+`reward/errors` or `reward/timeouts`; the first of each function is shown as a warning. It must not
+depend on earlier calls: they run in several processes, which are replaced. Names come from the
+config alone, never from data or checkpoints.
 """
 
 import importlib
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 from cpgd_jax.errors import UserError, nearest
 
+SOURCE = "config.reward.functions"  # where entries are written, as errors call it
 LOW, HIGH = -1.0, 1.0
 
 _ENTRY = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)(?:=(.+))?")
@@ -37,16 +39,16 @@ class Named(NamedTuple):
         return f"{self.module}:{self.function}"
 
 
-def parse(entries: Sequence[str]) -> list[Named]:
-    """The rewards that `config.reward.functions` names. Imports nothing. Raises UserError."""
-    named = [_parse(entry) for entry in entries]
+def parse(entries: Sequence[str], source: str = SOURCE) -> list[Named]:
+    """The rewards that `source` names. Imports nothing. Raises UserError."""
+    named = [_parse(entry, source) for entry in entries]
     names = [each.function for each in named]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise UserError(f"config.reward.functions names {min(twice)!r} twice: names must differ")
+        raise UserError(f"{source} names {min(twice)!r} twice: names must differ")
     return named
 
 
-def _parse(entry: str) -> Named:
+def _parse(entry: str, source: str) -> Named:
     match = _ENTRY.fullmatch(entry.replace(" ", ""))
     try:
         module, function, weight = match.groups()
@@ -55,14 +57,14 @@ def _parse(entry: str) -> Named:
         weight = math.nan
     if not math.isfinite(weight):
         raise UserError(
-            f"config.reward.functions has {entry!r}: write 'module:function' or"
-            " 'module:function=weight'"
+            f"{source} has {entry!r}: write 'module:function' or 'module:function=weight'"
         )
     return Named(module, function, weight)
 
 
 def load(places: Sequence[str]) -> list[Callable[[str, str], float]]:
-    """The callables themselves, in a worker. Raises UserError that names what is not there."""
+    """The callables themselves, in a worker. Raises UserError that begins with the place that is
+    not there."""
     return [_load(place) for place in places]
 
 
@@ -72,13 +74,12 @@ def _load(place: str) -> Callable[[str, str], float]:
         module = importlib.import_module(name)
     except Exception as error:  # a user's module may raise anything
         raise UserError(
-            f"config.reward.functions has {place!r}: module {name!r} cannot be imported"
-            f" ({type(error).__name__}: {error})"
+            f"{place!r}: module {name!r} cannot be imported ({type(error).__name__}: {error})"
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
         raise UserError(
-            f"config.reward.functions has {place!r}: module {name!r} has no function"
+            f"{place!r}: module {name!r} has no function"
             f" {attribute!r}{nearest(attribute, vars(module))}"
         )
     return function

@@ -1,6 +1,7 @@
 """Scores responses: extraction and cheap comparisons here, the others in a pool of workers."""
 
 import atexit
+import math
 import os
 import queue
 import threading
@@ -24,7 +25,8 @@ class Verifier:
 
     `timeout_s` is the wall-clock limit of one comparison or call of a user's reward; the start of a
     process does not count. `user_rewards` are entries of `config.reward.functions`: they are loaded
-    at once, and UserError names what is not there. `timeouts` and `errors` count the answers that
+    at once, and UserError names what is not there and `source`, where they are written; the first
+    failure of each is shown as a warning. `timeouts` and `errors` count the answers that
     were lost (and scored 0) because they hit the limit, or raised or died.
     """
 
@@ -33,15 +35,17 @@ class Verifier:
         workers: int = WORKERS,
         timeout_s: float = TIMEOUT_S,
         user_rewards: Sequence[str] = (),
+        source: str = functions.SOURCE,
     ):
-        if workers < 1 or timeout_s <= 0:
+        if workers < 1 or not 0 < timeout_s < math.inf:
             raise ValueError(f"needs workers >= 1 and timeout_s > 0, got {workers}, {timeout_s}")
         self.timeout_s = timeout_s
         self.timeouts = 0
         self.errors = 0
-        self._users = functions.parse(user_rewards)
+        self._users = functions.parse(user_rewards, source)
+        self._warned: set[str] = set()  # places of users' rewards whose failure was shown
         places = tuple(user.place for user in self._users)
-        self._workers = [Worker(places) for _ in range(workers)]
+        self._workers = [Worker(places, source) for _ in range(workers)]
         self._idle: queue.Queue[Worker] = queue.Queue()
         for worker in self._workers:
             self._idle.put(worker)
@@ -89,6 +93,9 @@ class Verifier:
 
         `errors`: absolute errors of the gold's numbers, one for each or one for all; () = exact.
         """
+        for name, text in (("response", response), ("gold", gold)):
+            if not isinstance(text, str):
+                raise TypeError(f"{name} is {text!r:.60} ({type(text).__name__}), not a str")
         limit = timeout_s or self.timeout_s
         start = time.perf_counter()
         extracted = answers.extract(response)
@@ -97,6 +104,8 @@ class Verifier:
         seconds = time.perf_counter() - start
         reply, spent = self._compare(extracted, gold, limit, errors)
         users = [self._ask(response, gold, limit, which) for which in range(len(self._users))]
+        for user, (own, _) in zip(self._users, users, strict=True):
+            self._warn(user, own)
         paid = [user.weight * own.value for user, (own, _) in zip(self._users, users, strict=True)]
         replies = [reply, *(own for own, _ in users)]
         return rules.Score(
@@ -111,6 +120,19 @@ class Verifier:
             extra=({"repetition": repetition} if repetition else {})
             | {user.function: own.value for user, (own, _) in zip(self._users, users, strict=True)},
         )
+
+    def _warn(self, user: functions.Named, reply: Reply) -> None:
+        """Shows the first failure of a user's reward."""
+        if not (reply.failed or reply.timed_out):
+            return
+        with self._lock:
+            first = user.place not in self._warned
+            self._warned.add(user.place)
+        if first:
+            from cpgd_jax import progress  # the workers need no terminal
+
+            what = reply.reason.replace("comparison", "its call")
+            progress.warn(f"the reward {user.place} counts as 0 where it fails; first: {what}")
 
     def _compare(self, answer: str, gold: str, limit: float, errors) -> tuple[Reply, float]:
         """The verdict on an answer, by a worker where text and plain numbers do not decide it."""

@@ -16,6 +16,7 @@ import sys
 MEMORY_BYTES = 2 << 30  # address space of a child
 ANSWERS_A_CHILD = 5000  # then a fresh child, so that caches do not grow
 RECURSION = 20_000  # frames: the deepest formula that the parser lets through needs about 6000
+MAX_MESSAGE = 300  # characters of a user's exception that are shown
 RECYCLED = 3  # exit status of a child that has done its share
 
 
@@ -74,7 +75,10 @@ def _answer(request: dict, rewards: list) -> dict:
         verdict = comparison.compare(text, gold, request["errors"])
         return {"value": float(verdict.equal), "reason": verdict.reason}
     except (Exception, RecursionError, MemoryError, SystemExit) as error:
-        return {"value": 0.0, "reason": f"failed: {type(error).__name__}", "failed": True}
+        reason = f"failed: {type(error).__name__}"
+        if which is not None:  # the user is to see what went wrong
+            reason += ": " + " ".join(str(error).split())[:MAX_MESSAGE]
+        return {"value": 0.0, "reason": reason, "failed": True}
 
 
 def _alarm(seconds: float) -> None:

@@ -44,11 +44,13 @@ CRASHED = Reply(0.0, "comparison crashed its process", failed=True)
 class Worker:
     """One worker process. `ask` is for one thread at a time.
 
-    `functions`: users' rewards, "module:function" each, that the process imports at its start.
+    `functions`: users' rewards, "module:function" each, that the process imports at its start;
+    `source`: where they are written, for errors.
     """
 
-    def __init__(self, functions: tuple[str, ...] = ()):
+    def __init__(self, functions: tuple[str, ...] = (), source: str = ""):
         self._functions = functions
+        self._source = source
         self._lines: queue.SimpleQueue = queue.SimpleQueue()
         self._process: subprocess.Popen | None = None
         self._ready = False
@@ -84,7 +86,7 @@ class Worker:
             first = self._next(START_LIMIT_S) or {}
             if "refused" in first:
                 self.kill()
-                raise UserError(first["refused"])
+                raise UserError(f"{self._source} has {first['refused']}")
             self._ready = "ready" in first
         return self._ready
 

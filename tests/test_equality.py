@@ -108,6 +108,23 @@ EQUAL = {
     "currencies": [
         ("€5", "5"), (r"\$5", r"5\text{ dollars}"), ("€5", r"5\text{ euros}"), ("$5$", "€5"),
     ],
+    "names": [
+        ("f^{-1}(x)=x-1", "x-1"), (r"\frac{dy}{dx}=2x", "2x"), ("P(X=1)=0.5", r"\frac12"),
+        ("P(A|B)=0.5", r"\frac12"), (r"P(X=1)=\frac12", "P(X=1)=0.5"),
+    ],
+    "no solution": [
+        ("无解", r"\emptyset"), (r"\emptyset", r"\text{no solution}"),
+        (r"\text{No solution}", "无解"),
+    ],
+    "unions": [
+        (r"(1,2]\cup[2,3)", "(1,3)"), (r"(1,3)", r"(2,3)\cup(1,2]"), (r"(1,5)\cup(2,3)", "(1,5)"),
+        (r"(-\infty,2]\cup(1,\infty)", r"\mathbb{R}"), (r"(0,1)\cup(1,\sqrt2]\cup[\sqrt2,2)",
+         r"(0,1)\cup(1,2)"),
+    ],
+    "labelled choices": [
+        ("A", "A. 5"), ("(A)", "(A) 5"), (r"A \text{ is correct}", "A"),
+        (r"\text{A is the correct answer}", "A"),
+    ],
     "multiples": [
         ("2xy=0", "xy=0"), ("(2-y)(1-x)=0", "(x-1)(y-2)=0"), ("xy=x+1", r"y=\frac{x+1}{x}"),
         ("y(x^2+1)=1", r"y=\frac{1}{x^2+1}"), ("(x^2+1)y=0", "y=0"), ("e^xy=1", "y=e^{-x}"),
@@ -202,6 +219,22 @@ DIFFERENT = {
     "hedges": [
         ("5?", "5"), ("5??", "5"), (",5", "5"), (r"5\text{(approximately)}", "5"),
         (r"5\text{ I guess}", "5"), ("5左右", "5"), ("大约5", "5"),
+    ],
+    "names": [
+        ("f^{-1}(x)=x-1", "x+1"), ("f^{-1}(x)=x-1", "f(x)=x-1"), ("P(X=1)=0.5", "P(X=2)=0.5"),
+        (r"\frac{dy}{dx}=2x", r"\frac{dx}{dy}=2x"), ("E(X)=2", "P(X)=2"),
+    ],
+    "no solution": [
+        ("无解", "0"), (r"\emptyset", r"\{0\}"), ("0", r"\text{no solution}"),
+    ],
+    "unions": [
+        (r"(1,2)\cup(2,3)", "(1,3)"), (r"(1,2]\cup[2,3]", "(1,3)"), (r"(1,2]\cup[4,5)", "(1,5)"),
+        (r"(2,1)\cup(1,3)", "(2,3)"),
+    ],
+    "labelled choices": [
+        ("B", "A. 5"), ("B. 5", "A. 5"), (r"A \text{ is wrong}", "A"),
+        (r"B \text{ is correct}", "A"),
+        ("C", "C: x^2+y^2=1"), ("A", r"(A) \cap B"), ("A", "A+B"),
     ],
     "multiples": [
         ("xy=0", "x=0"), ("y=0", "xy=0"), ("x(y-1)=0", "x=0"), ("(x-1)(y-2)=0", "x=1"),

@@ -16,6 +16,9 @@ MAX_COMMANDS = 400  # TeX commands
 
 _OPEN, _CLOSE = frozenset("([{"), frozenset(")]}")
 _WORDS = re.compile(r"(?:\\text\{[^{}]*\}|[^\W\d_]|[\s'’.,-])+")
+_NOTHING = re.compile(
+    r"\\emptyset|(?:there (?:is|are) )?no (?:real )?solutions?|无解|空集|方程无解", re.I
+)
 _LATIN_WORD = re.compile(r"[A-Za-z]{4,}")
 
 
@@ -72,6 +75,10 @@ def _quick(answer: str, gold: str) -> Verdict | None:
             same = chosen == letters
             return Verdict(same, "same choice" if same else "another choice")
         return Verdict(False, "not a choice")
+    if (letters := choices.label(gold)) and (chosen := choices.chosen(answer)):
+        return Verdict(chosen == letters, "same choice" if chosen == letters else "another choice")
+    if _is_nothing(answer) and _is_nothing(gold):
+        return Verdict(True, "no solution")
     if (decided := _by_number(answer, gold)) is not None:
         return decided
     if is_words(gold):
@@ -91,6 +98,11 @@ def _by_number(answer: str, gold: str) -> Verdict | None:
     if "," in answer and "," in gold:  # 100,200 may be a list
         return None
     return Verdict(False, "another number")
+
+
+def _is_nothing(text: str) -> bool:
+    r"""The text says that there is no solution: `\emptyset`, 无解, "no real solutions"."""
+    return bool(_NOTHING.fullmatch(re.sub(r"\\text|[{}]", "", text).strip(" .")))
 
 
 def is_words(gold: str) -> bool:

@@ -5,7 +5,10 @@ The nodes are those of `structure`: ("seq", opening, closing, [low, high]) and (
 
 from fractions import Fraction
 
-from cpgd_jax.rewards import evaluate, expression, identities, parser, relations
+import mpmath
+
+from cpgd_jax.rewards import arithmetic, evaluate, expression, identities, parser, relations
+from cpgd_jax.rewards.split import enclosed, split
 
 _STRICT = frozenset("<>")
 
@@ -95,6 +98,47 @@ def merged(conditions: list[str]) -> str | None:
     if not lower or not upper or not _below(lower[2][0], upper[2][1]):
         return None
     return f"{lower[0]}{lower[2][0]},{upper[2][1]}{upper[1]}"
+
+
+def united(parts: list[str]) -> list[str]:
+    """Intervals of a union, those that overlap or touch made one: (1, 2] and [2, 3) are (1, 3)."""
+    spans = [_span(part) for part in parts]
+    if None in spans:
+        return parts
+    merged: list[list] = []
+    for low, high, text in sorted(spans, key=lambda span: span[0]):
+        if not merged or not _joined(merged[-1], low, text):
+            merged.append([high, text])
+        elif high > merged[-1][0]:
+            merged[-1] = [high, (*merged[-1][1][:2], *text[2:])]
+    return [f"{opening}{low},{high}{closing}" for _, (opening, low, high, closing) in merged]
+
+
+def _joined(last: list, low, text: tuple) -> bool:
+    end, (_, _, _, closing) = last
+    return low < end or (low == end and (closing == "]" or text[0] == "["))
+
+
+def _span(part: str) -> tuple | None:
+    """(low, high, its pieces of text) of an interval with bounds that are numbers."""
+    brackets = enclosed(part)
+    ends = split(part[1:-1], frozenset(",")) if brackets and set(brackets) <= set("()[]") else []
+    if len(ends) != 2:
+        return None
+    low, high = map(_bound, ends)
+    if low is None or high is None or not low < high:
+        return None
+    return low, high, (brackets[0], *ends, brackets[1])
+
+
+def _bound(text: str):
+    if text.replace(" ", "").lstrip("+-") == r"\infty":
+        return -mpmath.inf if text.startswith("-") else mpmath.inf
+    try:
+        with mpmath.workdps(arithmetic.DIGITS):
+            return +arithmetic.inexact(evaluate.at(parser.parse(text), {}, real=True))
+    except (parser.Unreadable, ArithmeticError, KeyError):
+        return None
 
 
 def _below(low: str, high: str) -> bool:

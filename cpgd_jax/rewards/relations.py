@@ -16,6 +16,8 @@ _VARIABLE = r"(?:[A-Za-z]|\\(?!frac|sqrt|text|pm|mp)[A-Za-z]+)(?:_(?:\{[^{}]*\}|
 _NAME = re.compile(
     rf"(?:\\(?:angle|triangle|Delta|cos|sin|tan|vec|overline|overrightarrow|hat)\s*)*\{{?"
     rf"(?:{_VARIABLE}(?:\s*\([^()=]*\))?|[A-Z]{{1,4}}|\|[A-Z]{{1,3}}\||\\text\{{[^{{}}]*\}}"
+    rf"|[A-Za-z]\s*\^\s*\{{\s*-\s*1\s*\}}\s*\([^()=]*\)|[PE]\s*\([^()]*\)"  # f^{-1}(x), P(X = 1)
+    rf"|\\frac\s*\{{\s*d\s*[A-Za-z]?\s*\}}\s*\{{\s*d\s*[A-Za-z]\s*\}}"  # dy/dx
     rf"|\(\s*{_VARIABLE}(?:\s*,\s*{_VARIABLE})*\s*\))\}}?"
 )  # fmt: skip
 _NUMBERED = re.compile(r"\s*_\s*\{?\s*\d\s*\}?$")

@@ -71,7 +71,8 @@ def read(text: str) -> tuple:
     if operators and not (len(parts := _cups(text)) > 1 and all(map(intervals.variable, parts))):
         return _relation(operators, sides)
     if len(parts := _cups(text)) > 1:
-        return ("union", parts)
+        parts = intervals.united(parts)
+        return ("union", parts) if len(parts) > 1 else read(parts[0])
     if brackets := enclosed(text):
         return _bracketed(text, *brackets)
     if 2 <= len(parts := split(text, frozenset([":", r"\text{to}"]))) <= 4:

@@ -1,5 +1,6 @@
 """A run small enough for a test: a decoder of one layer on the arithmetic task; its files read."""
 
+import contextlib
 import functools
 import json
 
@@ -68,6 +69,22 @@ def use_one_device(patch):
     """Meshes are of one of the four devices: what many do at once is the train step's test."""
     make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
     patch.setattr(sharding, "make_mesh", make_mesh)
+
+
+@contextlib.contextmanager
+def compilations():
+    """A list that gets an entry for every program compiled inside the context."""
+    compiled = []
+
+    def listen(event, *_, **__):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def lines(folder, name="metrics.jsonl"):

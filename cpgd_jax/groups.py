@@ -136,8 +136,8 @@ def rewarded(config: Config, row: Algorithm, drawn: Sampled | Scored) -> Scored:
 def _by_length(config: Config, row: Algorithm, length_B) -> np.ndarray:
     """What the tokens of a response take off its reward, below 0."""
     cap, buffer = config.rollout.max_response_len, config.reward.overlong_buffer
-    if buffer is None:
-        buffer = cap // 5 if row.overlong else 0
+    if buffer is None and not row.overlong:
+        buffer = 0
     overlong_B = np.asarray(overlong_penalty(length_B, cap, buffer, config.reward.overlong_penalty))
     return overlong_B - config.reward.length_penalty * rules.length(length_B, cap)
 

@@ -9,7 +9,7 @@ from flax import nnx
 
 from cpgd_jax import models
 from cpgd_jax.errors import UserError
-from cpgd_jax.models.qwen2 import ModelConfig, Qwen2
+from cpgd_jax.models.qwen2 import ModelConfig
 from cpgd_jax.rollout import engine, generate, pad_prompts, prompt_ids, scoring
 
 V, G, T = 83, 4, 10
@@ -17,17 +17,9 @@ PROMPTS = [[3, 4, 5], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17], [20]]
 STOPS = (1, 30, 31, 32, 33, 34, 35, 36, 37)
 
 
-def random_model(config: ModelConfig) -> Qwen2:
-    """Every parameter normal, the biases too; made in NumPy, which compiles nothing."""
-    rng = np.random.default_rng(0)
-    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0))))
-    params = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), x.dtype), shapes)
-    return nnx.merge(graphdef, params)
-
-
 @pytest.fixture(scope="module")
 def model():
-    return random_model(ModelConfig(V, 2, 16, 32, 4, 2, 4))
+    return tiny.random_model(ModelConfig(V, 2, 16, 32, 4, 2, 4))
 
 
 def sample(model, prompts=PROMPTS, pads=0, params=None, **overrides):
@@ -208,7 +200,7 @@ def test_prompt_lengths_share_programs(model):
 
 
 def test_bfloat16_model_is_sampled_in_float32():
-    low = random_model(ModelConfig(V, 1, 16, 32, 4, 2, 4, dtype="bfloat16"))
+    low = tiny.random_model(ModelConfig(V, 1, 16, 32, 4, 2, 4, dtype="bfloat16"))
     rollout = sample(low)
     assert rollout.sampler_logp_BT.dtype == np.float32
     np.testing.assert_allclose(rollout.sampler_logp_BT, rescored(low, rollout, 1.0), atol=0.05)

@@ -8,21 +8,13 @@ import tiny
 from flax import nnx
 
 from cpgd_jax import models
-from cpgd_jax.models.qwen2 import ModelConfig, Qwen2
+from cpgd_jax.models.qwen2 import ModelConfig
 from cpgd_jax.rollout import scoring
-
-
-def random_model(config: ModelConfig) -> Qwen2:
-    """Every parameter normal, the biases too; made in NumPy, which compiles nothing."""
-    rng = np.random.default_rng(0)
-    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0))))
-    params = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), x.dtype), shapes)
-    return nnx.merge(graphdef, params)
 
 
 @pytest.fixture(scope="module")
 def model():
-    return random_model(ModelConfig(61, 2, 16, 32, 4, 2, 4))
+    return tiny.random_model(ModelConfig(61, 2, 16, 32, 4, 2, 4))
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,14 @@ import functools
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from configs import base
 from cpgd_jax import checkpoint, sharding
 from cpgd_jax import config as config_lib
+from cpgd_jax.models.qwen2 import ModelConfig, Qwen2
 
 TIMED = ("time/", "rollout/tokens_per_s", "train/tokens_per_s")  # differ between equal runs
 
@@ -63,6 +65,14 @@ def values(**changes):
 
 def config(**changes) -> config_lib.Config:
     return config_lib.from_config_dict(values(**changes))
+
+
+def random_model(config: ModelConfig) -> Qwen2:
+    """Every parameter normal, the biases too; made in NumPy, which compiles nothing."""
+    rng = np.random.default_rng(0)
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0))))
+    params = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), x.dtype), shapes)
+    return nnx.merge(graphdef, params)
 
 
 def use_one_device(patch):

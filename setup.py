@@ -31,6 +31,10 @@ setup(
         "transformers>=5.20,<6",  # tokenizers with chat templates; its models are the tests' oracle
         "tokenizers>=0.23,<0.24",
         "safetensors>=0.8,<0.9",
+        "gguf>=0.19,<0.20",
+        "tensorflow-datasets>=4.9.10,<5",  # read without TensorFlow
+        "array_record>=0.8.3,<0.9",
+        "grain>=0.2.18,<0.3",
         "math-verify>=0.9,<0.10",  # with latex2sympy2_extended and sympy
         "rich>=14,<16",
         "tensorboard>=2.20,<3",

@@ -15,19 +15,23 @@ def get_config() -> ConfigDict:
     c.algorithm = "cpgd"  # a row of cpgd_jax.algorithms.ALGORITHMS
     c.num_rollouts = 100  # rl: rollouts in all; each gives several optimiser steps
 
-    # ---- model: a Qwen2 decoder; the vocabulary size comes from the tokenizer
+    # ---- model: a Qwen2 or Llama-shaped decoder
     m = c.model = ConfigDict()
     m.init_from = ""  # workdir of an earlier run, or a Hugging Face folder; "" = random
-    m.num_layers = 28
-    m.hidden_size = 3584
-    m.mlp_size = 18944
-    m.num_heads = 28  # query heads
-    m.num_kv_heads = 4  # key/value heads; divides num_heads
-    m.head_dim = 128
-    m.rope_theta = 1_000_000.0
-    m.norm_eps = 1e-6
-    m.qkv_bias = True
-    m.tie_embeddings = False
+    m.size = ""  # a row of cpgd_jax.sizes.SIZES, e.g. "qwen2.5-7b"
+    # None = the value of `size`, else of init_from. What is given must fit init_from.
+    m.num_layers = placeholder(int)
+    m.hidden_size = placeholder(int)
+    m.mlp_size = placeholder(int)
+    m.num_heads = placeholder(int)  # query heads
+    m.num_kv_heads = placeholder(int)  # key/value heads; divides num_heads
+    m.head_dim = placeholder(int)
+    m.vocab_size = placeholder(int)  # None without size and init_from: the tokenizer's
+    m.rope_theta = placeholder(float)
+    m.norm_eps = placeholder(float)
+    m.qkv_bias = placeholder(bool)  # True = Qwen2, False = Llama
+    m.tie_embeddings = placeholder(bool)
+    m.max_positions = placeholder(int)  # tokens the model was made for: bounds prompt + response
     m.init_std = 0.02  # of random initial weights; about 1/sqrt(hidden_size) for a tiny model
     m.dtype = "float32"  # of the computation: float32 or bfloat16; parameters are float32 masters
     m.remat = True  # recompute each block in the backward pass: less memory, a third more work
@@ -38,7 +42,7 @@ def get_config() -> ConfigDict:
     d.path = ""  # jsonl: training rows {question, answer}; "solution #### answer" will do
     d.held_out_path = ""  # jsonl: held-out rows, used by eval only
     d.tokenizer = ""  # Hugging Face folder or tokenizer.json; "" = the arithmetic task's own
-    d.system_prompt = "reasoning"  # "reasoning" (cpgd_jax.data.prompts) or "none"
+    d.system_prompt = "reasoning"  # "reasoning", "boxed" (see cpgd_jax.data.prompts) or "none"
     d.arithmetic = ConfigDict()
     d.arithmetic.max_operand = 20  # operands are 0..max_operand
     d.arithmetic.three_operand_frac = 0.5  # share of problems with three operands

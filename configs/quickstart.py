@@ -18,7 +18,10 @@ def tiny(c):
     c.model.num_kv_heads = 1
     c.model.head_dim = 32
     c.model.rope_theta = 10_000.0
+    c.model.norm_eps = 1e-6
+    c.model.qkv_bias = True
     c.model.tie_embeddings = True
+    c.model.max_positions = 1024
     c.model.init_std = 0.06
     c.model.remat = False
     c.data.source = "arithmetic"

@@ -4,6 +4,7 @@ Layout: workdir/checkpoints/<rollouts or steps done>/{params,optimizer,progress}
 data order are functions of (seed, position), so `progress` is all the state that the host has.
 """
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -81,10 +82,10 @@ def load_model(workdir: str | Path):
     """(model, tokenizer) of a run's newest checkpoint, on one device."""
     workdir = Path(workdir)
     model_sizes = sizes(workdir)
-    tokenizer = tokenizer_lib.load(workdir / "tokenizer")
     graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Qwen2(model_sizes, nnx.Rngs(0))))
     one_device = jax.tree.map(lambda _: SingleDeviceSharding(jax.devices()[0]), abstract)
-    return nnx.merge(graphdef, load_params(workdir, abstract, one_device)), tokenizer
+    params = load_params(workdir, abstract, one_device)
+    return nnx.merge(graphdef, params), tokenizer_lib.load(workdir / "tokenizer")
 
 
 def load_params(workdir: str | Path, abstract, shardings):
@@ -101,16 +102,8 @@ def load_params(workdir: str | Path, abstract, shardings):
 
 
 def sizes(workdir: str | Path) -> ModelConfig:
-    """Of the model of a run: its config's, and the vocabulary that its parameters have."""
-    config = read_config(workdir)
-    with _existing(workdir) as manager:
-        for index in sorted(manager.all_steps(), reverse=True):
-            try:
-                embed_VD = manager.item_metadata(index)["params"].tree["embed"]
-            except Exception:  # damaged: named by the reader of its values
-                continue
-            return model_config(config.model, embed_VD.shape[0])
-    raise UserError(f"no checkpoint of {str(workdir)!r} can be read: restore one from a copy")
+    """Of the model of a run."""
+    return model_config(read_config(workdir).model)
 
 
 def read_config(workdir: str | Path) -> config_lib.Config:
@@ -121,10 +114,9 @@ def read_config(workdir: str | Path) -> config_lib.Config:
     return config_lib.from_config_dict(workdir_lib.read(file))
 
 
-def model_config(config: config_lib.Model, vocab_size: int) -> ModelConfig:
-    """The decoder's sizes."""
-    fields = {k: v for k, v in vars(config).items() if k != "init_from"}
-    return ModelConfig(vocab_size=vocab_size, **fields)
+def model_config(model: config_lib.Model) -> ModelConfig:
+    """The decoder's sizes; none of them may be open (None)."""
+    return ModelConfig(**{f.name: getattr(model, f.name) for f in dataclasses.fields(ModelConfig)})
 
 
 def _newest_whole(manager: ocp.CheckpointManager, args):

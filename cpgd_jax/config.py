@@ -11,23 +11,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cpgd_jax import config_checks
+from cpgd_jax import config_checks, sizes
 from cpgd_jax.errors import UserError, nearest
 
 
 @dataclass(frozen=True)
 class Model:
     init_from: str
-    num_layers: int
-    hidden_size: int
-    mlp_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rope_theta: float
-    norm_eps: float
-    qkv_bias: bool
-    tie_embeddings: bool
+    size: str
+    num_layers: int | None
+    hidden_size: int | None
+    mlp_size: int | None
+    num_heads: int | None
+    num_kv_heads: int | None
+    head_dim: int | None
+    vocab_size: int | None
+    rope_theta: float | None
+    norm_eps: float | None
+    qkv_bias: bool | None
+    tie_embeddings: bool | None
+    max_positions: int | None
     init_std: float
     dtype: str
     remat: bool
@@ -194,8 +197,14 @@ class Config:
 
 
 def from_config_dict(values: Mapping[str, Any]) -> Config:
-    """A checked, frozen `Config` of a ConfigDict or nested dict with every key of base.py."""
+    """A checked, frozen `Config` of a ConfigDict or nested dict with every key of base.py.
+
+    Sizes of the model that are None are those of `model.size`, if it names a row of `sizes.SIZES`.
+    """
     config = _build(Config, values, "config")
+    if config.model.size:
+        model = sizes.fill(config.model, sizes.named(config.model.size))
+        config = dataclasses.replace(config, model=model)
     config_checks.check(config)
     return config
 

@@ -9,7 +9,7 @@ CHOICES = {
     "stage": ("rl", "supervised"),
     "model.dtype": ("float32", "bfloat16"),
     "data.source": ("arithmetic", "jsonl"),
-    "data.system_prompt": ("reasoning", "none"),
+    "data.system_prompt": ("reasoning", "boxed", "none"),
 }
 POSITIVE = (
     "num_rollouts",
@@ -24,8 +24,10 @@ POSITIVE = (
     "model.num_heads",
     "model.num_kv_heads",
     "model.head_dim",
+    "model.vocab_size",
     "model.rope_theta",
     "model.norm_eps",
+    "model.max_positions",
     "data.arithmetic.max_operand",
     "train.minibatch_size",
     "train.microbatch_size",
@@ -100,7 +102,7 @@ def _check_ranges(c) -> None:
         (("rollout.top_p",), lambda x: 0 < x <= 1, "above 0 and at most 1; 1 = off"),
     ):
         for key in keys:
-            if not fits(get(c, key)):
+            if get(c, key) is not None and not fits(get(c, key)):
                 raise UserError(f"config.{key} is {get(c, key)}: it must be {demand}")
     buffer, cap = c.reward.overlong_buffer, c.rollout.max_response_len
     if buffer is not None and not 0 <= buffer <= cap:
@@ -111,14 +113,19 @@ def _check_ranges(c) -> None:
 
 
 def _check_model(c) -> None:
-    if c.model.num_heads % c.model.num_kv_heads:
+    m, r = c.model, c.rollout
+    if None not in (m.num_heads, m.num_kv_heads) and m.num_heads % m.num_kv_heads:
         raise UserError(
-            f"config.model.num_heads is {c.model.num_heads}: it must be a multiple of"
-            f" config.model.num_kv_heads {c.model.num_kv_heads}"
+            f"config.model.num_heads is {m.num_heads}: it must be a multiple of"
+            f" config.model.num_kv_heads {m.num_kv_heads}"
         )
-    if c.model.head_dim % 2:
+    if m.head_dim is not None and m.head_dim % 2:
+        raise UserError(f"config.model.head_dim is {m.head_dim}: rotary embedding needs it even")
+    if m.max_positions is not None and r.max_prompt_len + r.max_response_len > m.max_positions:
         raise UserError(
-            f"config.model.head_dim is {c.model.head_dim}: rotary embedding needs it even"
+            f"config.rollout.max_prompt_len {r.max_prompt_len} + max_response_len"
+            f" {r.max_response_len} is over the {m.max_positions} tokens that the model was made"
+            " for (config.model.max_positions): lower them"
         )
 
 

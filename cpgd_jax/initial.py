@@ -9,15 +9,16 @@ from pathlib import Path
 import jax
 from flax import nnx
 
-from cpgd_jax import checkpoint, models, sharding
-from cpgd_jax.config import Config
+from cpgd_jax import checkpoint, config_checks, models, sharding
+from cpgd_jax import sizes as sizes_lib
+from cpgd_jax.config import Config, Model
 from cpgd_jax.data import tokenizer as tokenizer_lib
 from cpgd_jax.errors import UserError
 from cpgd_jax.models import hf_config
 from cpgd_jax.train_step import init_state
 
-# Of a ModelConfig, what the config may choose anew for given parameters, or does not hold.
-FREE = ("dtype", "remat", "vocab_size", "init_std", "max_positions")
+# Of a ModelConfig, what the config may choose anew for given parameters.
+FREE = ("dtype", "remat", "init_std", "max_positions")
 
 
 def tokenizer(config: Config) -> tokenizer_lib.Tokenizer:
@@ -30,33 +31,57 @@ def tokenizer(config: Config) -> tokenizer_lib.Tokenizer:
     return tokenizer_lib.load()
 
 
-def sizes(config: Config, tokenizer: tokenizer_lib.Tokenizer) -> models.ModelConfig:
-    """The model's sizes; the vocabulary's is that of init_from, which may exceed the tokenizer's.
+def with_sizes(config: Config, tokenizer: tokenizer_lib.Tokenizer) -> Config:
+    """`config` with no size of the model left open: those that are None are init_from's.
 
-    UserError: config.model differs from what init_from holds.
+    UserError: a size that is given differs from init_from's, or nothing gives it.
     """
-    path, ours = config.model.init_from, checkpoint.model_config(config.model, tokenizer.vocab_size)
-    if not path:
-        return ours
-    folder = Path(path)
-    known = checkpoint.sizes(folder) if _is_run(folder) else hf_config.read(folder, ours.dtype)
-    lines = [
-        f"{key} {value!r} is {getattr(known, key)!r} there"
-        for key, value in dataclasses.asdict(ours).items()
-        if key not in FREE and value != getattr(known, key)
-    ]
-    if lines:
-        raise UserError(f"config.model does not fit init_from {path!r}: {', '.join(lines)}")
-    if tokenizer.vocab_size > known.vocab_size:
+    path, model = config.model.init_from, config.model
+    if path:
+        known = _known_sizes(Path(path))
+        _check_fit(model, known, path)
+        model = sizes_lib.fill(model, known)
+    elif model.vocab_size is None:
+        model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
+    if unknown := [f.name for f in dataclasses.fields(model) if getattr(model, f.name) is None]:
+        raise UserError(
+            f"config.model.{unknown[0]} is None: give it, or name config.model.size (for example"
+            " 'qwen2.5-0.5b'), or config.model.init_from"
+        )
+    if tokenizer.vocab_size > model.vocab_size:
         raise UserError(
             f"the tokenizer has {tokenizer.vocab_size} ids, the model of {path!r} only"
-            f" {known.vocab_size}: give the tokenizer it was trained with"
+            f" {model.vocab_size}: give the tokenizer it was trained with"
         )
-    return dataclasses.replace(known, dtype=ours.dtype, remat=ours.remat)
+    config = dataclasses.replace(config, model=model)
+    config_checks.check(config)
+    return config
 
 
-def state(config: Config, sizes: models.ModelConfig, mesh, optimizer):
-    """(graphdef, TrainState): random parameters or those of init_from, laid out on the mesh."""
+def _known_sizes(folder: Path) -> models.ModelConfig:
+    return checkpoint.sizes(folder) if _is_run(folder) else hf_config.read(folder)
+
+
+def _check_fit(model: Model, known: models.ModelConfig, path: str) -> None:
+    lines = [
+        f"{name} {value!r} is {getattr(known, name)!r} there"
+        for name, value in vars(model).items()
+        if value is not None and hasattr(known, name) and name not in FREE
+        if value != getattr(known, name)
+    ]
+    if lines:
+        raise UserError(
+            f"config.model does not fit init_from {path!r}: {', '.join(lines)}; what is left open"
+            " (None; size = '') is taken from there"
+        )
+
+
+def state(config: Config, mesh, optimizer):
+    """(graphdef, TrainState): random parameters or those of init_from, laid out on the mesh.
+
+    config: one whose sizes are all known, see `with_sizes`.
+    """
+    sizes = checkpoint.model_config(config.model)
 
     def fresh():
         return nnx.split(models.Qwen2(sizes, nnx.Rngs(config.seed)))[1]

@@ -38,9 +38,9 @@ class Run:
 
 def build(config: Config, folder: str | Path) -> tuple[Run, TrainState]:
     """Checks all that can be checked, cheap things first, then claims the folder."""
-    workdir.check(folder, config)
     tokenizer = initial.tokenizer(config)
-    sizes = initial.sizes(config, tokenizer)
+    config = initial.with_sizes(config, tokenizer)
+    workdir.check(folder, config)
     source = sources.load(config.data, config.seed)
     held_out = source.held_out(config.eval.problems)
     _check_lengths(config, tokenizer, [*source.longest(), *held_out])
@@ -48,7 +48,7 @@ def build(config: Config, folder: str | Path) -> tuple[Run, TrainState]:
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     _check_rows(mesh, "train.microbatch_size", config.train.microbatch_size)
     optimizer = optim.make_optimizer(config.optim, config.total_steps)
-    graphdef, state = initial.state(config, sizes, mesh, optimizer)
+    graphdef, state = initial.state(config, mesh, optimizer)
     folder = workdir.claim(folder, config)
     tokenizer.save_pretrained(folder / "tokenizer")
     shardings = jax.tree.map(lambda x: x.sharding, state)

@@ -16,11 +16,13 @@ from cpgd_jax.data import tokenizer
 from cpgd_jax.errors import UserError
 from cpgd_jax.train_step import init_state
 
-CONFIG = tiny.config(model__num_heads=4, model__num_kv_heads=4, model__tie_embeddings=False)
+CONFIG = tiny.config(
+    model__vocab_size=64, model__num_heads=4, model__num_kv_heads=4, model__tie_embeddings=False
+)
 
 
 def make_state(mesh=None, tie=False, seed=0):
-    sizes = checkpoint.model_config(CONFIG.model, 64)
+    sizes = checkpoint.model_config(CONFIG.model)
     sizes = models.ModelConfig(**{**vars(sizes), "tie_embeddings": tie})
     graphdef, params = nnx.split(models.Qwen2(sizes, nnx.Rngs(seed)))
     state = init_state(params, optim.make_optimizer(CONFIG.optim, 10))

@@ -35,7 +35,7 @@ def test_base_config_holds_exactly_the_fields_of_the_dataclasses():
 
 
 def test_every_checked_key_exists():
-    c = tiny.config()
+    c = tiny.config(model__vocab_size=64)
     keys = (*config_checks.CHOICES, *config_checks.POSITIVE, *config_checks.NOT_NEGATIVE)
     for key in (*keys, *config_checks.FRACTIONS):
         assert config_checks.get(c, key) is not None

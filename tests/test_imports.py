@@ -15,7 +15,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "cpgd_jax"
 
-FOUNDATION = {"types", "config", "config_checks", "ops", "sharding", "errors"}
+FOUNDATION = {"types", "config", "config_checks", "sizes", "ops", "sharding", "errors"}
 TOOLS = {  # small helpers below every stage; they may import the foundation only
     "jsonl": "lines of JSON, read and written",
     "progress": "what is shown on the terminal",

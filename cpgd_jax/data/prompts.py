@@ -6,7 +6,9 @@ REASONING = (
     " </think>, then your answer between <answer> and </answer>, with the final result in"
     " \\boxed{}."
 )
-SYSTEM_PROMPTS = {"reasoning": REASONING, "none": ""}
+# For models too small to follow it: the answer in a box, no tags.
+BOXED = "Work it out briefly. End with the final result in \\boxed{}."
+SYSTEM_PROMPTS = {"reasoning": REASONING, "boxed": BOXED, "none": ""}
 
 
 def messages(question: str, system_prompt: str) -> list[dict[str, str]]:

@@ -1,0 +1,102 @@
+"""Published models by name: one row each, chosen by `config.model.size`.
+
+A field of `config.model` that is None takes its row's value, so that any cell can be overridden.
+Source: the config.json of each model's repository. Base and Instruct share a row unless both are
+listed; Coder is listed where it differs from the plain model of its size.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+from cpgd_jax.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Size:
+    """The shape of a Qwen2-shaped decoder; the fields are those of `config.model`."""
+
+    num_layers: int
+    hidden_size: int
+    mlp_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_embeddings: bool
+    rope_theta: float
+    norm_eps: float
+    qkv_bias: bool
+    max_positions: int
+
+
+def named(name: str) -> "Size":
+    """The row of a `config.model.size`. UserError if there is none."""
+    if name in SIZES:
+        return SIZES[name]
+    raise UserError(
+        f"config.model.size is {name!r}{nearest(name, SIZES)}: choose one of {', '.join(SIZES)}"
+    )
+
+
+def fill(model, known):
+    """A `config.Model` whose sizes that are None are those of `known`, a Size or ModelConfig."""
+    names = [f.name for f in dataclasses.fields(Size) if getattr(model, f.name) is None]
+    return dataclasses.replace(model, **{name: getattr(known, name) for name in names})
+
+
+def _qwen(layers, width, mlp, heads, kv_heads, vocab_size, tied, theta=1e6, eps=1e-6, **other):
+    """Qwen2.5: q/k/v have biases, and a head is width / heads wide."""
+    return Size(
+        num_layers=layers,
+        hidden_size=width,
+        mlp_size=mlp,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=width // heads,
+        vocab_size=vocab_size,
+        tie_embeddings=tied,
+        rope_theta=theta,
+        norm_eps=eps,
+        qkv_bias=True,
+        max_positions=other.get("max_positions", 32_768),
+    )
+
+
+def _smollm2(layers, width, mlp, heads, kv_heads, theta=1e5):
+    """SmolLM2: Llama-shaped, so no biases."""
+    return Size(
+        num_layers=layers,
+        hidden_size=width,
+        mlp_size=mlp,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=64,
+        vocab_size=49_152,
+        tie_embeddings=True,
+        rope_theta=theta,
+        norm_eps=1e-5,
+        qkv_bias=False,
+        max_positions=8192,
+    )
+
+
+_MATH = {"theta": 1e4, "max_positions": 4096}
+
+SIZES = {
+    "qwen2.5-0.5b": _qwen(24, 896, 4864, 14, 2, 151_936, tied=True),
+    "qwen2.5-1.5b": _qwen(28, 1536, 8960, 12, 2, 151_936, tied=True),
+    "qwen2.5-3b": _qwen(36, 2048, 11_008, 16, 2, 151_936, tied=True),
+    "qwen2.5-7b": _qwen(28, 3584, 18_944, 28, 4, 152_064, tied=False),
+    "qwen2.5-14b": _qwen(48, 5120, 13_824, 40, 8, 152_064, tied=False, eps=1e-5),
+    "qwen2.5-14b-instruct": _qwen(48, 5120, 13_824, 40, 8, 152_064, tied=False),
+    "qwen2.5-32b": _qwen(64, 5120, 27_648, 40, 8, 152_064, tied=False, eps=1e-5),
+    "qwen2.5-32b-instruct": _qwen(64, 5120, 27_648, 40, 8, 152_064, tied=False),
+    "qwen2.5-72b": _qwen(80, 8192, 29_568, 64, 8, 152_064, tied=False, eps=1e-5),
+    "qwen2.5-72b-instruct": _qwen(80, 8192, 29_568, 64, 8, 152_064, tied=False),
+    "qwen2.5-math-1.5b": _qwen(28, 1536, 8960, 12, 2, 151_936, tied=True, **_MATH),
+    "qwen2.5-math-7b": _qwen(28, 3584, 18_944, 28, 4, 152_064, tied=False, **_MATH),
+    "qwen2.5-math-72b": _qwen(80, 8192, 29_568, 64, 8, 152_064, tied=False, **_MATH),
+    "smollm2-135m": _smollm2(30, 576, 1536, 9, 3),
+    "smollm2-360m": _smollm2(32, 960, 2560, 15, 5),
+    "smollm2-1.7b": _smollm2(24, 2048, 8192, 32, 32, theta=1.3e5),
+}

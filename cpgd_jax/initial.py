@@ -1,6 +1,7 @@
 """Where a run starts: its tokenizer, the model's sizes and the first parameters.
 
-`config.model.init_from` is "" (random), the workdir of an earlier run, or a Hugging Face folder.
+`config.model.init_from` is "" (random), the workdir of an earlier run, a Hugging Face folder, or a
+GGUF file.
 """
 
 import dataclasses
@@ -9,12 +10,12 @@ from pathlib import Path
 import jax
 from flax import nnx
 
-from cpgd_jax import checkpoint, config_checks, models, sharding
+from cpgd_jax import checkpoint, config_checks, gguf_file, models, sharding
 from cpgd_jax import sizes as sizes_lib
 from cpgd_jax.config import Config, Model
 from cpgd_jax.data import tokenizer as tokenizer_lib
 from cpgd_jax.errors import UserError
-from cpgd_jax.models import hf_config
+from cpgd_jax.models import weights
 from cpgd_jax.train_step import init_state
 
 # Of a ModelConfig, what the config may choose anew for given parameters.
@@ -59,7 +60,7 @@ def with_sizes(config: Config, tokenizer: tokenizer_lib.Tokenizer) -> Config:
 
 
 def _known_sizes(folder: Path) -> models.ModelConfig:
-    return checkpoint.sizes(folder) if _is_run(folder) else hf_config.read(folder)
+    return checkpoint.sizes(folder) if _is_run(folder) else weights.read_config(folder)
 
 
 def _check_fit(model: Model, known: models.ModelConfig, path: str) -> None:
@@ -103,12 +104,12 @@ def state(config: Config, mesh, optimizer):
 
 
 def _is_run(folder: Path) -> bool:
-    """True: the workdir of a run; False: a Hugging Face folder."""
+    """True: the workdir of a run; False: a Hugging Face folder or a GGUF file."""
     if (folder / "checkpoints").is_dir():
         return True
-    if (folder / "config.json").is_file():
+    if (folder / "config.json").is_file() or (gguf_file.is_gguf(folder) and folder.is_file()):
         return False
     raise UserError(
         f"config.model.init_from is {str(folder)!r}: give the workdir of a run that has saved a"
-        " checkpoint, or a Hugging Face folder"
+        " checkpoint, a Hugging Face folder or a GGUF file"
     )

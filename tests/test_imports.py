@@ -17,6 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "cpgd_jax"
 
 FOUNDATION = {"types", "config", "config_checks", "sizes", "ops", "sharding", "errors"}
 TOOLS = {  # small helpers below every stage; they may import the foundation only
+    "gguf_file": "metadata and tensors of a GGUF file",
     "jsonl": "lines of JSON, read and written",
     "progress": "what is shown on the terminal",
     "workdir": "the run's folder and its config.json",

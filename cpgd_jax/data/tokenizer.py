@@ -9,7 +9,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
-from cpgd_jax.data import prompts
+from cpgd_jax import gguf_file
+from cpgd_jax.data import gguf_tokenizer, prompts
 from cpgd_jax.errors import UserError
 
 CHAT_TEMPLATE = (
@@ -60,14 +61,16 @@ class Tokenizer:
 
 
 def load(path: str | Path = "") -> Tokenizer:
-    """From a Hugging Face folder or a tokenizer.json; "" is the arithmetic task's own."""
+    """From a Hugging Face folder, a tokenizer.json or a GGUF file; "": the arithmetic task's."""
     # transformers advises to install torch, which is not needed here
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import PreTrainedTokenizerFast
 
     if not path:
-        return _wrap(_arithmetic(), None)
+        return _wrap(_arithmetic())
     path = Path(path)
+    if gguf_file.is_gguf(path):
+        return _wrap(*gguf_tokenizer.load(path))
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"tokenizer {str(path)!r} not found: give a folder with tokenizer.json")
@@ -78,23 +81,22 @@ def load(path: str | Path = "") -> Tokenizer:
             fast = PreTrainedTokenizerFast(tokenizer_file=str(file))
     except Exception as error:
         raise UserError(f"tokenizer {str(file)!r} cannot be read: {error}") from error
+    generation_config = path / "generation_config.json"  # beside a tokenizer.json it is not read
+    return _wrap(fast, _listed(generation_config) if generation_config.is_file() else [])
+
+
+def _wrap(fast, listed_stops=()) -> Tokenizer:
     if fast.chat_template is None:
         fast.chat_template = CHAT_TEMPLATE
-    return _wrap(fast, path / "generation_config.json" if path.is_dir() else None)
-
-
-def _wrap(fast, generation_config: Path | None) -> Tokenizer:
-    stop = _stop_ids(fast, generation_config)
+    stop = _stop_ids(fast, listed_stops)
     known = fast.get_added_vocab()
     forbidden = tuple(known[t] for t in VISION_TOKENS if t in known)
     pad = fast.pad_token_id if fast.pad_token_id is not None else stop[0]
     return Tokenizer(fast, stop, pad, forbidden)
 
 
-def _stop_ids(fast, generation_config: Path | None) -> tuple[int, ...]:
-    ids: list[int] = []
-    if generation_config is not None and generation_config.is_file():
-        ids += _listed(generation_config)
+def _stop_ids(fast, listed) -> tuple[int, ...]:
+    ids = list(listed)
     known = fast.get_added_vocab()
     ids += [known[t] for t in ("<|im_end|>", "<|endoftext|>") if t in known]
     if fast.eos_token_id is not None:

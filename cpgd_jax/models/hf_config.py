@@ -10,13 +10,10 @@ from cpgd_jax.errors import UserError
 from cpgd_jax.models.qwen2 import ModelConfig
 
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}  # by model_type
-DTYPES = ("float32", "bfloat16")  # of the computation
 
 
 def read(folder: Path, dtype: str = "float32") -> ModelConfig:
     """The sizes in folder/config.json. UserError names the field that is missing or unsupported."""
-    if dtype not in DTYPES:
-        raise UserError(f"dtype {dtype!r}: the computation is one of {', '.join(DTYPES)}")
     config = _read_json(folder / "config.json")
     _refuse_unsupported(config)
     hidden_size, num_heads = (_size(config, k) for k in ("hidden_size", "num_attention_heads"))

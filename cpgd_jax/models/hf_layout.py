@@ -50,13 +50,28 @@ class Slot(NamedTuple):
         outputs = math.prod(self.shape[self.inputs :])
         return (outputs, math.prod(self.shape[: self.inputs])) if self.inputs else (outputs,)
 
-    def from_hf(self, array: np.ndarray) -> np.ndarray:
-        return (array.T if self.inputs else array).reshape(self.shape)
+    def from_hf(self, array: np.ndarray, shape) -> np.ndarray:
+        """A file's rows and columns as the part of ours that has `shape`."""
+        return (array.T if self.inputs else array).reshape(shape)
+
+    def rows_columns(self, bounds) -> tuple[slice, slice]:
+        """Where the file holds a part of ours, given by (start, stop) a dimension."""
+        if self.inputs is None:
+            return _flat(bounds[:1], self.shape[:1]), _flat(bounds[1:], self.shape[1:])
+        n = self.inputs
+        return _flat(bounds[n:], self.shape[n:]), _flat(bounds[:n], self.shape[:n])
 
     def to_hf(self, array: np.ndarray) -> np.ndarray:
         if not self.inputs:
             return array.reshape(self.hf_shape)
         return np.ascontiguousarray(array.reshape(self.hf_shape[::-1]).T)
+
+
+def _flat(bounds, shape) -> slice:
+    """Along the flattened dimensions, of which only the first may be cut."""
+    assert all(b == (0, n) for b, n in zip(bounds[1:], shape[1:], strict=True)), (bounds, shape)
+    size = math.prod(shape[1:])
+    return slice(bounds[0][0] * size, bounds[0][1] * size) if bounds else slice(None)
 
 
 def by_path(state) -> dict[str, nnx.Variable]:

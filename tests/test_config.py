@@ -1,7 +1,6 @@
 """Configs: every field is known, typed and documented; what contradicts itself is refused."""
 
 import dataclasses
-import importlib
 import json
 
 import pytest
@@ -39,19 +38,6 @@ def test_every_checked_key_exists():
     keys = (*config_checks.CHOICES, *config_checks.POSITIVE, *config_checks.NOT_NEGATIVE)
     for key in (*keys, *config_checks.FRACTIONS):
         assert config_checks.get(c, key) is not None
-
-
-@pytest.mark.parametrize("name", ["base", "quickstart", "quickstart_warmstart"])
-def test_configs_load(name):
-    c = config_lib.from_config_dict(importlib.import_module(f"configs.{name}").get_config())
-    assert c.total_steps > 0
-    train.algorithm_row(c)
-
-
-def test_all_config_files_are_tested(repo):
-    names = {p.stem for p in (repo / "configs").glob("*.py")} - {"__init__"}
-    for name in names:
-        config_lib.from_config_dict(importlib.import_module(f"configs.{name}").get_config())
 
 
 def test_roundtrip_through_json():

@@ -65,7 +65,8 @@ class Checkpointer:
             optimizer=ocp.args.StandardRestore(optimizer),
             progress=ocp.args.JsonRestore(),
         )
-        restored, damaged = _newest_whole(self._manager, args)
+        indices = sorted(self._manager.all_steps(), reverse=True)
+        restored, damaged = _newest_whole(self._manager, args, indices)
         for index in damaged:
             _move_aside(Path(self._manager.directory) / str(index))
         if damaged:
@@ -78,26 +79,46 @@ class Checkpointer:
         return state, restored["progress"]
 
 
-def load_model(workdir: str | Path):
-    """(model, tokenizer) of a run's newest checkpoint, on one device."""
+def save_params(workdir: Path, params) -> None:
+    """Checkpoint 0 of parameters alone: a run can start from it. UserError: can't be written."""
+    args = ocp.args.Composite(params=ocp.args.StandardSave(nnx.to_pure_dict(params)))
+    try:
+        with _manager(workdir) as manager:
+            manager.save(0, args=args)
+            manager.wait_until_finished()
+    except Exception as error:  # whatever Orbax and TensorStore make of a full disk
+        raise UserError(f"{str(_folder(workdir))!r} cannot be written: {_reason(error)}") from error
+
+
+def load_model(workdir: str | Path, index: int | None = None):
+    """(model, tokenizer) of a run's checkpoint, None = the newest, on one device."""
     workdir = Path(workdir)
     model_sizes = sizes(workdir)
     graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Qwen2(model_sizes, nnx.Rngs(0))))
     one_device = jax.tree.map(lambda _: SingleDeviceSharding(jax.devices()[0]), abstract)
-    params = load_params(workdir, abstract, one_device)
+    params = load_params(workdir, abstract, one_device, index)
     return nnx.merge(graphdef, params), tokenizer_lib.load(workdir / "tokenizer")
 
 
-def load_params(workdir: str | Path, abstract, shardings):
-    """Parameters of a run's newest checkpoint as an nnx.State like `abstract`, laid out anew."""
+def load_params(workdir: str | Path, abstract, shardings, index: int | None = None):
+    """Parameters of a run's checkpoint, None = the newest, as an nnx.State like `abstract`.
+
+    They are laid out by `shardings`. UserError if they have other shapes than `abstract`.
+    """
     like = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         nnx.to_pure_dict(abstract),
         nnx.to_pure_dict(shardings),
     )
     with _existing(workdir) as manager:
+        indices = sorted(manager.all_steps(), reverse=True)
+        if index is not None and index not in indices:
+            held = ", ".join(map(str, reversed(indices)))
+            raise UserError(f"{str(_folder(workdir))!r} holds no checkpoint {index}, only {held}")
+        indices = indices if index is None else [index]
+        _check_shapes(manager, indices, like)
         args = ocp.args.Composite(params=ocp.args.StandardRestore(like))
-        params = _newest_whole(manager, args)[0]["params"]
+        params = _newest_whole(manager, args, indices)[0]["params"]
     return _filled(abstract, params)
 
 
@@ -119,22 +140,45 @@ def model_config(model: config_lib.Model) -> ModelConfig:
     return ModelConfig(**{f.name: getattr(model, f.name) for f in dataclasses.fields(ModelConfig)})
 
 
-def _newest_whole(manager: ocp.CheckpointManager, args):
-    """(restored, indices of newer ones that are damaged). UserError if none can be read."""
+def _check_shapes(manager: ocp.CheckpointManager, indices: list[int], like) -> None:
+    """UserError if the parameters of the first of `indices` are not those of the run's config."""
+    try:
+        stored = _shapes(manager.item_metadata(indices[0])["params"].tree)
+    except Exception:  # damaged: named by the reader of its values
+        return
+    expected = _shapes(like)
+    for name in sorted({*stored, *expected}):
+        if stored.get(name) != expected.get(name):
+            raise UserError(
+                f"checkpoint {indices[0]} of {manager.directory} is of another model than the run's"
+                f" config.json: {name} is {stored.get(name)}, not {expected.get(name)}"
+            )
+
+
+def _shapes(tree) -> dict[str, tuple[int, ...]]:
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(k, simple=True, separator="."): tuple(v.shape) for k, v in paths}
+
+
+def _newest_whole(manager: ocp.CheckpointManager, args, indices):
+    """(restored, those of `indices` before it, which are damaged). UserError: none can be read."""
     damaged = []
-    for index in sorted(manager.all_steps(), reverse=True):
+    for index in indices:
         try:
             return manager.restore(index, args=args), damaged
         except Exception as error:  # whatever Orbax, TensorStore or JSON make of a damaged file
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             progress_lib.warn(
-                f"checkpoint {index} of {manager.directory} is damaged: {reason:.200}"
+                f"checkpoint {index} of {manager.directory} is damaged: {_reason(error)}"
             )
             damaged.append(index)
     raise UserError(
         f"no checkpoint of {str(manager.directory)!r} can be read: restore one from a copy, or"
         " start again in another --workdir"
     )
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _move_aside(folder: Path) -> None:

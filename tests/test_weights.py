@@ -1,7 +1,6 @@
 """Hugging Face folders in and out, without torch: layouts by hand, stored types, wrong input."""
 
 import dataclasses
-import errno
 import json
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from safetensors.numpy import load_file, save_file
 
 from cpgd_jax import models, sharding
 from cpgd_jax.errors import UserError
-from cpgd_jax.models import save
 from cpgd_jax.models.qwen2 import ModelConfig, Qwen2
 
 CONFIG = ModelConfig(
@@ -247,46 +245,6 @@ def test_broken_files_are_one_clear_line(folder, tmp_path):
 def test_an_unknown_dtype_is_refused(folder):
     with pytest.raises(UserError, match="int4"):
         models.from_pretrained(folder, dtype="int4")
-
-
-def test_stop_ids_and_tokenizer_are_written(tmp_path):
-    class Tokenizer:
-        def save_pretrained(self, folder):
-            (tmp_path.__class__(folder) / "tokenizer.json").write_text("{}")
-
-    for _ in range(2):  # the second time over the first
-        models.save_pretrained(make(), tmp_path / "m", tokenizer=Tokenizer(), stop_ids=(3, 4))
-    generation = json.loads((tmp_path / "m/generation_config.json").read_text())
-    assert generation == {"eos_token_id": [3, 4]}
-    assert (tmp_path / "m/tokenizer.json").exists()
-    assert [p.name for p in tmp_path.iterdir()] == ["m"]
-
-
-def test_a_failure_while_saving_leaves_the_old_folder(folder, tmp_path, monkeypatch):
-    before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    calls = []
-
-    def full_disk(tensors, path, metadata):
-        calls.append(path)
-        if len(calls) > 1:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        save_file(tensors, path, metadata)
-
-    monkeypatch.setattr(save, "save_file", full_disk)
-    with pytest.raises(UserError, match="No space left"):
-        models.save_pretrained(make(tie_embeddings=False), folder, max_shard_bytes=4000)
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
-    assert [p.name for p in tmp_path.iterdir()] == ["model"]
-
-
-def test_a_folder_that_holds_other_things_is_not_replaced(folder):
-    (folder / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match="thesis.tex"):
-        models.save_pretrained(make(), folder)
-    with pytest.raises(UserError, match="is a file"):
-        models.save_pretrained(make(), folder / "thesis.tex")
-    with pytest.raises(UserError, match="can't save"):
-        models.save_pretrained(make(), folder / "thesis.tex" / "below")
 
 
 MEMORY = """

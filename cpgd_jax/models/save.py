@@ -1,18 +1,17 @@
-"""Hugging Face folders out: `save_pretrained`, whole or not at all."""
+"""Hugging Face folders out: `save_pretrained`, whole or not at all, streamed tensor by tensor."""
 
+import itertools
 import json
-import math
-import os
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import numpy as np
 from flax import nnx
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
+from cpgd_jax import atomic
 from cpgd_jax.errors import UserError
-from cpgd_jax.models import hf_config
+from cpgd_jax.models import hf_config, safetensors_file
 from cpgd_jax.models.hf_layout import INDEX, SINGLE, Slot, by_path, slots
 
 OURS = ("*.safetensors", INDEX, "config.json", "generation_config.json")
@@ -21,43 +20,82 @@ TOKENIZER += ("added_tokens.json", "chat_template*")
 
 
 def save_pretrained(
-    model, out_dir, *, tokenizer=None, stop_ids=None, max_shard_bytes: int = 5_000_000_000
+    model,
+    out_dir,
+    *,
+    tokenizer=None,
+    stop_ids=None,
+    dtype: str = "float32",
+    max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Writes a folder that transformers and vLLM load: safetensors in float32, config.json.
+    """Writes a folder that transformers and vLLM load: safetensors, config.json, tokenizer.
 
-    tokenizer: anything with `save_pretrained(folder)`. stop_ids: written to generation_config.json.
-    The folder is made beside `out_dir` and renamed at the end, so a failure leaves an old one as it
-    was. UserError when it can't be written, or when `out_dir` holds files that are no model's.
+    tokenizer: a `data.tokenizer.Tokenizer` or one of transformers. stop_ids: every id that ends a
+    response; None = the tokenizer's. dtype: of the files. The host holds one tensor at a time; a
+    parameter that is split over a mesh is gathered layer by layer. An old `out_dir` is replaced at
+    the end, so a failure leaves it as it was. UserError when it can't be written, when it holds
+    files that are no model's, or when a value does not fit the dtype.
     """
-    out_dir = Path(out_dir).resolve()
-    _refuse_foreign(out_dir)
-    making = out_dir.with_name(f".{out_dir.name}.making-{os.getpid()}")
-    try:
-        making.mkdir(parents=True)
-        _write_tensors(model, making, max_shard_bytes)
-        _write_json(making / "config.json", hf_config.to_dict(model.config))
-        if stop_ids is not None:
-            ids = [int(i) for i in stop_ids]
-            _write_json(making / "generation_config.json", {"eos_token_id": ids})
-        if tokenizer is not None:
-            tokenizer.save_pretrained(str(making))
-        _replace(out_dir, making)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"can't save the model to {out_dir}: {error}") from None
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
+    _refuse_foreign(Path(out_dir))
+    with atomic.folder(out_dir) as folder:
+        write_files(
+            model,
+            folder,
+            tokenizer=tokenizer,
+            stop_ids=stop_ids,
+            dtype=dtype,
+            max_shard_bytes=max_shard_bytes,
+        )
 
 
-def _write_tensors(model, folder: Path, max_shard_bytes: int) -> None:
+def write_files(
+    model,
+    folder: Path,
+    *,
+    tokenizer,
+    stop_ids=None,
+    dtype: str,
+    max_shard_bytes: int,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """The files of `save_pretrained`, into an empty folder; config.json, which makes it one, last.
+
+    report: called with (tensors written, tensors in all).
+    """
+    if dtype not in safetensors_file.DTYPES:
+        raise UserError(
+            f"dtype {dtype!r}: the files are one of {', '.join(safetensors_file.DTYPES)}"
+        )
+    _write_tensors(model, folder, dtype, max_shard_bytes, report)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(folder))
+        _name_as_before(folder / "tokenizer_config.json")
+    ids = _special_ids(tokenizer, stop_ids)
+    if ids:
+        _write_json(folder / "generation_config.json", ids)
+    config = hf_config.to_dict(model.config) | {"torch_dtype": dtype}
+    if "eos_token_id" in ids:
+        config["eos_token_id"] = ids["eos_token_id"][0]
+    if "bos_token_id" in ids:
+        config["bos_token_id"] = ids["bos_token_id"]
+    _write_json(folder / "config.json", config)
+
+
+def _write_tensors(model, folder: Path, dtype: str, max_shard_bytes: int, report) -> None:
     state = nnx.state(model, nnx.Param)
     params, expected = by_path(state), slots(state)
-    sizes = {name: 4 * math.prod(slot.hf_shape) for name, slot in expected.items()}
-    shards = _shards(sizes, max_shard_bytes)
-    weight_map = {}
+    sizes = {n: safetensors_file.nbytes(slot.hf_shape, dtype) for n, slot in expected.items()}
+    shards, weight_map, done = _shards(sizes, max_shard_bytes), {}, itertools.count(1)
+
+    def tensor(name):
+        array = safetensors_file.cast(name, _host(params, expected[name]), dtype)
+        report(next(done), len(expected))
+        return array
+
     for number, names in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        tensors = {name: _host(params, expected[name]) for name in names}
-        save_file(tensors, folder / file, metadata={"format": "pt"})
+        shapes = {name: expected[name].hf_shape for name in names}
+        safetensors_file.write(folder / file, shapes, dtype, map(tensor, names))
         weight_map |= dict.fromkeys(names, file)
     if len(shards) > 1:
         metadata = {"total_size": sum(sizes.values())}
@@ -78,8 +116,33 @@ def _shards(sizes: dict[str, int], limit: int) -> list[list[str]]:
 
 def _host(params, slot: Slot) -> np.ndarray:
     value = params[slot.path].get_raw_value()
-    value = value if slot.layer is None else value[slot.layer]
+    if slot.layer is not None:  # by an operand: one program serves all layers
+        value = jax.lax.dynamic_index_in_dim(value, slot.layer, keepdims=False)
     return slot.to_hf(np.asarray(value, np.float32))
+
+
+def _special_ids(tokenizer, stop_ids) -> dict:
+    """What generation_config.json says of ids, as far as it is known."""
+    fast = getattr(tokenizer, "fast", tokenizer)
+    eos = getattr(fast, "eos_token_id", None)
+    if stop_ids is None:
+        stop_ids = getattr(tokenizer, "stop_ids", [] if eos is None else [eos])
+    ids = {
+        "bos_token_id": getattr(fast, "bos_token_id", None),
+        "eos_token_id": [int(i) for i in stop_ids] or None,
+        "pad_token_id": getattr(fast, "pad_token_id", None),
+    }
+    return {key: value for key, value in ids.items() if value is not None}
+
+
+def _name_as_before(path: Path) -> None:
+    """tokenizer_config.json by names that transformers 4 knows too, and vLLM with it."""
+    config = json.loads(path.read_text()) if path.exists() else {}
+    if config.get("tokenizer_class") == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        if isinstance(config.get("extra_special_tokens"), list):
+            config["additional_special_tokens"] = config.pop("extra_special_tokens")
+        _write_json(path, config)
 
 
 def _write_json(path: Path, value: dict) -> None:
@@ -93,16 +156,3 @@ def _refuse_foreign(out_dir: Path) -> None:
     for path in sorted(out_dir.iterdir()) if out_dir.exists() else ():
         if not any(path.match(pattern) for pattern in OURS + TOKENIZER):
             raise UserError(f"{out_dir} holds {path.name}, no file of a model: give a new folder")
-
-
-def _replace(out_dir: Path, made: Path) -> None:
-    old = out_dir.with_name(f".{out_dir.name}.old-{os.getpid()}")
-    if out_dir.exists():
-        out_dir.rename(old)
-    try:
-        made.rename(out_dir)
-    except OSError:
-        if old.exists():
-            old.rename(out_dir)
-        raise
-    shutil.rmtree(old, ignore_errors=True)

@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "cpgd_jax"
 FOUNDATION = {"types", "config", "config_checks", "sizes", "ops", "sharding", "errors"}
 TOOLS = {  # small helpers below every stage; they may import the foundation only
     "gguf_file": "metadata and tensors of a GGUF file",
+    "atomic": "a folder that is written whole or not at all",
     "jsonl": "lines of JSON, read and written",
     "progress": "what is shown on the terminal",
     "workdir": "the run's folder and its config.json",
@@ -34,6 +35,7 @@ WIRING = {
     "groups": "sampling and rewarding for experience",
     "supervised": "the loop of the supervised stage",
     "bench": "times the pieces",
+    "convert": "models from one format to another",
 }
 EXCEPTIONS = {  # (module, what it imports): why
     ("losses", "algorithms"): "policy_loss takes an algorithm by its name",

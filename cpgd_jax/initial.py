@@ -19,7 +19,7 @@ from cpgd_jax.models import weights
 from cpgd_jax.train_step import init_state
 
 # Of a ModelConfig, what the config may choose anew for given parameters.
-FREE = ("dtype", "remat", "init_std", "max_positions")
+FREE = ("dtype", "attention", "remat", "init_std", "max_positions")
 
 
 def tokenizer(config: Config) -> tokenizer_lib.Tokenizer:
@@ -51,8 +51,8 @@ def with_sizes(config: Config, tokenizer: tokenizer_lib.Tokenizer) -> Config:
         )
     if tokenizer.vocab_size > model.vocab_size:
         raise UserError(
-            f"the tokenizer has {tokenizer.vocab_size} ids, the model of {path!r} only"
-            f" {model.vocab_size}: give the tokenizer it was trained with"
+            f"the tokenizer has {tokenizer.vocab_size} ids, the model only {model.vocab_size}"
+            " (config.model.vocab_size): give the tokenizer it was trained with"
         )
     config = dataclasses.replace(config, model=model)
     config_checks.check(config)

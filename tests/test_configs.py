@@ -1,5 +1,6 @@
 """Every file in configs/ loads, names a model that can be built, shows a command that parses."""
 
+import dataclasses
 import importlib
 import re
 import shlex
@@ -12,7 +13,7 @@ from ml_collections import config_flags
 
 from cpgd_jax import checkpoint, models, train
 from cpgd_jax import config as config_lib
-from cpgd_jax.data import tokenizer
+from cpgd_jax.data import batching, sources, tokenizer
 
 FILES = [
     "base",
@@ -75,6 +76,30 @@ def test_its_paths_are_relative(name):
     c = load(name)
     for path in (c.model.init_from, c.data.path, c.data.held_out_path, c.data.tokenizer):
         assert not path.startswith(("/", "~")) and ".." not in path
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("smollm2_arithmetic", "smollm2_tokenizer"),
+        ("smollm2_gsm8k", "smollm2_tokenizer"),
+        ("cpgd_qwen25_7b_gsm8k", "qwen2_5_tokenizer"),
+    ],
+)
+def test_its_prompts_fit(shared, name, folder):
+    """The longest hundred, in ChatML, which the models' templates are when given a system turn."""
+    c = load(name)
+    data = dataclasses.replace(
+        c.data,
+        path=str(shared / "data/gsm8k/train.jsonl"),
+        held_out_path=str(shared / "data/gsm8k/test.jsonl"),
+    )
+    source = sources.load(data, c.seed)
+    examples = [*source.longest(), *source.held_out(c.eval.problems)]
+    examples = sorted(examples, key=lambda example: len(example.prompt))[-100:]
+    tok = tokenizer.load(shared / "data" / folder)
+    assert c.data.system_prompt != "none"
+    batching.prompt_batch(examples, tok, c.data.system_prompt, c.rollout.max_prompt_len)
 
 
 def test_the_pods_take_the_batch_of_the_paper():

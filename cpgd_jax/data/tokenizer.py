@@ -9,14 +9,10 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
-from cpgd_jax import gguf_file
-from cpgd_jax.data import gguf_tokenizer, prompts
+from cpgd_jax import gguf_file, progress
+from cpgd_jax.data import chat, gguf_tokenizer, prompts
 from cpgd_jax.errors import UserError
 
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 # Ids that a policy must never emit: they stand for image content.
 VISION_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 
@@ -35,15 +31,25 @@ class Tokenizer:
         return len(self.fast)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, no special token added."""
-        return self.fast.encode(text, add_special_tokens=False)
+        """Ids of a text, no special token added; those that it spells out become control tokens.
+
+        UserError: the tokenizer has no token for a part of it.
+        """
+        ids = self.fast.encode(text, add_special_tokens=False)
+        if self.fast.unk_token_id in ids and self.fast.unk_token not in text:
+            raise UserError(
+                f"the tokenizer has no token for {_unknown(self.fast, text)!r} in {text[:60]!r}:"
+                " ask in its words, or give another config.data.tokenizer"
+            )
+        return ids
 
     def encode_prompt(self, question: str, system_prompt: str = "none") -> list[int]:
-        """Ids of one question in the chat template, up to where the answer starts."""
-        text = self.fast.apply_chat_template(
-            prompts.messages(question, system_prompt), tokenize=False, add_generation_prompt=True
-        )
-        return self.encode(text)
+        """Ids of one question in the chat template, up to where the answer starts.
+
+        Nothing in the question becomes a control token.
+        """
+        pieces = chat.pieces(self.fast, prompts.messages(question, system_prompt))
+        return [id for piece in pieces for id in self.encode(piece)]
 
     def decode(self, ids) -> str:
         """Text up to, and without, the first stop id: what the reward sees."""
@@ -86,10 +92,11 @@ def load(path: str | Path = "") -> Tokenizer:
 
 
 def _wrap(fast, listed_stops=()) -> Tokenizer:
-    if fast.chat_template is None:
-        fast.chat_template = CHAT_TEMPLATE
-    stop = _stop_ids(fast, listed_stops)
     known = fast.get_added_vocab()
+    if fast.chat_template is None and "<|im_start|>" in known:
+        progress.warn("the tokenizer has no chat template: ChatML is used")
+        fast.chat_template = chat.DEFAULT_TEMPLATE
+    stop = _stop_ids(fast, listed_stops)
     forbidden = tuple(known[t] for t in VISION_TOKENS if t in known)
     pad = fast.pad_token_id if fast.pad_token_id is not None else stop[0]
     return Tokenizer(fast, stop, pad, forbidden)
@@ -103,7 +110,17 @@ def _stop_ids(fast, listed) -> tuple[int, ...]:
         ids.append(fast.eos_token_id)
     if not ids:
         raise UserError("the tokenizer names no end-of-sequence token: add generation_config.json")
+    for id in ids:
+        if id not in range(len(fast)):
+            raise UserError(f"eos_token_id {id!r} is no id of the tokenizer: 0 to {len(fast) - 1}")
     return tuple(dict.fromkeys(ids))
+
+
+def _unknown(fast, text: str) -> str:
+    """The first part of the text that has no token."""
+    encoded = fast(text, add_special_tokens=False, return_offsets_mapping=True)
+    start, end = encoded["offset_mapping"][encoded["input_ids"].index(fast.unk_token_id)]
+    return text[start:end]
 
 
 def _listed(generation_config: Path) -> list[int]:
@@ -138,5 +155,5 @@ def _arithmetic():
     fast = PreTrainedTokenizerFast(
         tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", unk_token="<unk>"
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = chat.DEFAULT_TEMPLATE
     return fast

@@ -1,9 +1,10 @@
 """Chat templates: the published ones, broken ones, and questions that try to leave their turn."""
 
 import pytest
+import tiny
 from tokenizers.processors import TemplateProcessing
 
-from cpgd_jax import progress
+from cpgd_jax import progress, run
 from cpgd_jax.data import chat, prompts, tokenizer
 from cpgd_jax.errors import UserError
 
@@ -131,3 +132,17 @@ def test_one_bos_at_most(own):
     own.fast.chat_template = bos + chat.DEFAULT_TEMPLATE
     ids = own.encode_prompt("1+1=?")
     assert own.fast.encode("1")[0] == ids[0] and ids.count(ids[0]) == 1
+
+
+def test_arithmetic_in_a_real_tokenizer(published, tmp_path, one_device):
+    """A run is built, and its tokenizer comes back from the workdir with template and stops."""
+    folder = tmp_path / "smollm2"
+    published["smollm2"].save_pretrained(folder)
+    changes = dict(data__tokenizer=str(folder), data__system_prompt="boxed")
+    built, state = run.build(tiny.config(rollout__max_prompt_len=40, **changes), tmp_path / "run")
+    assert state.params["embed"].get_raw_value().shape == (49_152, 32)
+    assert built.config.model.vocab_size == 49_152
+    again = tokenizer.load(tmp_path / "run/tokenizer")
+    text = again.fast.decode(again.encode_prompt(built.source.train(0).prompt, "boxed"))
+    assert f"<|im_start|>user\n{built.source.train(0).prompt}<|im_end|>" in text
+    assert again.stop_ids == published["smollm2"].stop_ids

@@ -38,9 +38,16 @@ def get_config() -> ConfigDict:
 
     # ---- data
     d = c.data = ConfigDict()
-    d.source = "arithmetic"  # "arithmetic" (generated) or "jsonl" (see path)
-    d.path = ""  # jsonl: training rows {question, answer}; "solution #### answer" will do
-    d.held_out_path = ""  # jsonl: held-out rows, used by eval only
+    # "arithmetic" (generated); "jsonl" (a file); "tfds" (a TFDS builder stored as ArrayRecord, such
+    # as experiments.prepare_data makes)
+    d.source = "arithmetic"
+    d.path = ""  # training rows; jsonl: FILE; tfds: FOLDER:SPLIT, e.g. data/gsm8k:train
+    d.held_out_path = ""  # rows for eval only, named in the same way
+    # Rows are {question, answer} or {message, answer} (cpgd_jax/data/rows.py); answers such as
+    # "solution #### 5" and "... \boxed{5}" are read as 5.
+    d.question_field = "question"
+    d.answer_field = "answer"
+    d.max_broken = 0.01  # share of unreadable rows, counted and left out, above which no run starts
     d.tokenizer = ""  # Hugging Face folder or tokenizer.json; "" = the arithmetic task's own
     d.system_prompt = "reasoning"  # "reasoning", "boxed" (see cpgd_jax.data.prompts) or "none"
     d.arithmetic = ConfigDict()

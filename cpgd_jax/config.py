@@ -51,6 +51,9 @@ class Data:
     path: str
     held_out_path: str
     tokenizer: str
+    question_field: str
+    answer_field: str
+    max_broken: float
     system_prompt: str
     arithmetic: Arithmetic
 

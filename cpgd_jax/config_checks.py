@@ -8,8 +8,9 @@ from cpgd_jax.errors import UserError, nearest
 CHOICES = {
     "stage": ("rl", "supervised"),
     "model.dtype": ("float32", "bfloat16"),
-    "data.source": ("arithmetic", "jsonl"),
-    "data.system_prompt": ("reasoning", "boxed", "none"),
+    "model.attention": ("auto", "dense", "chunked", "splash", "cudnn"),
+    "data.source": ("arithmetic", "jsonl", "tfds"),
+    "data.system_prompt": ("reasoning", "boxed", "worked_sums", "none"),
 }
 POSITIVE = (
     "num_rollouts",
@@ -64,6 +65,7 @@ NOT_NEGATIVE = (
 FRACTIONS = (
     "optim.lr_end_frac",
     "data.arithmetic.three_operand_frac",
+    "data.max_broken",
     "data.arithmetic.held_out_frac",
     "data.arithmetic.slip_frac",
     "data.arithmetic.bad_format_frac",
@@ -84,6 +86,7 @@ def check(c) -> None:
     else:
         _check_rollout(c)
 
+    _check_data(c)
 
 def get(config, dotted: str):
     """The field `a.b.c` of nested records."""
@@ -113,6 +116,15 @@ def _check_ranges(c) -> None:
 
 
 def _check_model(c) -> None:
+def _check_data(c) -> None:
+    for key in ("data.question_field", "data.answer_field"):
+        if not get(c, key):
+            raise UserError(f"config.{key} is '': name the field of a row")
+    for key in ("data.path", "data.held_out_path"):
+        if c.data.source != "arithmetic" and not get(c, key):
+            raise UserError(f"config.{key} is '': config.data.source {c.data.source!r} needs it")
+
+
     m, r = c.model, c.rollout
     if None not in (m.num_heads, m.num_kv_heads) and m.num_heads % m.num_kv_heads:
         raise UserError(

@@ -27,6 +27,7 @@ class Example(NamedTuple):
     prompt: str  # the question, without chat markup
     gold: str  # the reference answer, as the reward's verifier reads it
     target: str = ""  # a demonstration (supervised stage only)
+    images: tuple[str, ...] = ()  # paths or places of them in its source, in the order of the prompt
 
 
 class PromptBatch(NamedTuple):

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from cpgd_jax import checkpoint, cli, models
 from cpgd_jax.data import prompts as prompts_lib
-from cpgd_jax.data import sources
+from cpgd_jax.data import rows, sources
 from cpgd_jax.data import tokenizer as tokenizer_lib
 from cpgd_jax.errors import UserError
 from cpgd_jax.rollout import generate
@@ -63,8 +63,8 @@ def read_questions() -> list[str]:
         raise UserError("give one of --prompt=TEXT and --prompts=FILE.jsonl")
     if _PROMPT.value is not None:
         return [_PROMPT.value]
-    rows = sources.read_jsonl(_PROMPTS.value, "--prompts", fields=("question",))
-    return [example.prompt for example in rows]
+    examples = sources.read_jsonl(_PROMPTS.value, "--prompts", rows.Fields(answer=""))
+    return [example.prompt for example in examples]
 
 
 def load():

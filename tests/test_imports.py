@@ -47,6 +47,8 @@ EXCEPTIONS = {  # (module, what it imports): why
     ("checkpoint", "data.tokenizer"): "a checkpoint holds its tokenizer",
     ("checkpoint", "models"): "a checkpoint is read back as a model",
     ("report", "metrics"): "the report reads the names that metrics writes",
+    ("data.rows", "rewards.answers"): "a gold's box is opened as the verifier opens it",
+    ("data.prepare", "rewards.golds"): "golds that cannot be compared are reported with the rows",
 }
 
 

@@ -62,7 +62,8 @@ def _raw(path: Path, fields: dict) -> Tokenizer:
     if kind != "gpt2" or pre not in SPLITS:
         known = ", ".join(f"gpt2/{name}" for name in SPLITS)
         raise UserError(f"{path}: tokenizer {kind}/{pre} is not supported, only {known}")
-    tokens, types, merges = (_list(path, fields, key) for key in ("tokens", "token_type", "merges"))
+    tokens, merges = (_list(path, fields, key, str) for key in ("tokens", "merges"))
+    types = _list(path, fields, "token_type", int)
     if len(types) != len(tokens):
         raise UserError(f"{path}: {len(tokens)} tokens with {len(types)} types")
     kept = {id: token for id, token in enumerate(tokens) if types[id] != TokenType.UNUSED}
@@ -70,7 +71,8 @@ def _raw(path: Path, fields: dict) -> Tokenizer:
         pairs = [tuple(merge.split(" ")) for merge in merges]
         raw = Tokenizer(models.BPE({token: id for id, token in kept.items()}, pairs))
     except Exception as error:  # of the Rust library, which has no type of its own
-        raise UserError(f"{path}: its vocabulary and merges don't fit: {error}") from None
+        line = str(error).splitlines()[0]
+        raise UserError(f"{path}: its vocabulary and merges don't fit: {line}") from None
     normaliser, splits = SPLITS[pre]
     if normaliser is not None:
         raw.normalizer = normaliser
@@ -86,8 +88,10 @@ def _raw(path: Path, fields: dict) -> Tokenizer:
     return raw
 
 
-def _list(path: Path, fields: dict, key: str) -> list:
+def _list(path: Path, fields: dict, key: str, kind: type) -> list:
     value = fields.get(f"tokenizer.ggml.{key}")
-    if not isinstance(value, list):
+    if value is None:
         raise UserError(f"{path}: tokenizer.ggml.{key} is missing, so it has no tokenizer")
+    if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+        raise UserError(f"{path}: tokenizer.ggml.{key} is no list of {kind.__name__}")
     return value

@@ -9,6 +9,7 @@ import numpy as np
 
 from cpgd_jax import gguf_file
 from cpgd_jax.errors import UserError
+from cpgd_jax.models import hf_config
 from cpgd_jax.models.qwen2 import ModelConfig
 from cpgd_jax.models.stored import Source, Stored
 
@@ -72,7 +73,7 @@ def _config(file: gguf_file.Gguf, dtype: str) -> ModelConfig:
     hidden_size, num_heads = size("embedding_length"), size("attention.head_count")
     head_dim = size("attention.key_length", hidden_size // num_heads)
     _refuse_unsupported(file, arch, head_dim)
-    return ModelConfig(
+    config = ModelConfig(
         vocab_size=file.tensors[TABLE].shape[0],
         num_layers=size("block_count"),
         hidden_size=hidden_size,
@@ -87,6 +88,8 @@ def _config(file: gguf_file.Gguf, dtype: str) -> ModelConfig:
         max_positions=size("context_length", 32_768),
         dtype=dtype,
     )
+    hf_config.check_heads(config, file.path)
+    return config
 
 
 def _refuse_unsupported(file, arch: str, head_dim: int) -> None:

@@ -15,21 +15,25 @@ ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}  # by
 def read(folder: Path, dtype: str = "float32") -> ModelConfig:
     """The sizes in folder/config.json. UserError names the field that is missing or unsupported."""
     config = _read_json(folder / "config.json")
+    try:
+        sizes = _sizes(config, dtype)
+    except (TypeError, ValueError, AttributeError, IndexError) as error:  # a field of a wrong type
+        raise UserError(f"{folder / 'config.json'} is no model's config: {error!r}") from None
+    check_heads(sizes, "config.json")
+    return sizes
+
+
+def _sizes(config: dict, dtype: str) -> ModelConfig:
     _refuse_unsupported(config)
     hidden_size, num_heads = (_size(config, k) for k in ("hidden_size", "num_attention_heads"))
-    num_kv_heads = _size(config, "num_key_value_heads", num_heads)
-    head_dim = _size(config, "head_dim", hidden_size // num_heads)
-    if num_heads % num_kv_heads or head_dim % 2:
-        sizes = f"{num_heads} heads, {num_kv_heads} key/value heads, head_dim {head_dim}"
-        raise UserError(f"config.json: {sizes}: needs whole groups of heads and an even head_dim")
     return ModelConfig(
         vocab_size=_size(config, "vocab_size"),
         num_layers=_size(config, "num_hidden_layers"),
         hidden_size=hidden_size,
         mlp_size=_size(config, "intermediate_size"),
         num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_kv_heads=_size(config, "num_key_value_heads", num_heads),
+        head_dim=_size(config, "head_dim", hidden_size // num_heads),
         rope_theta=_rope_theta(config),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         qkv_bias=config["model_type"] == "qwen2",
@@ -37,6 +41,14 @@ def read(folder: Path, dtype: str = "float32") -> ModelConfig:
         max_positions=_size(config, "max_position_embeddings", 32_768),
         dtype=dtype,
     )
+
+
+def check_heads(config: ModelConfig, where) -> None:
+    """UserError: query heads that are no whole groups a key/value head, or an odd head_dim."""
+    heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+    if heads % kv_heads or head_dim % 2:
+        sizes = f"{heads} heads, {kv_heads} key/value heads, head_dim {head_dim}"
+        raise UserError(f"{where}: {sizes}: needs whole groups of heads and an even head_dim")
 
 
 def to_dict(config: ModelConfig) -> dict:

@@ -34,6 +34,9 @@ def get_config() -> ConfigDict:
     m.max_positions = placeholder(int)  # tokens the model was made for: bounds prompt + response
     m.init_std = 0.02  # of random initial weights; about 1/sqrt(hidden_size) for a tiny model
     m.dtype = "float32"  # of the computation: float32 or bfloat16; parameters are float32 masters
+    # Of whole sequences: auto, dense, chunked, splash (TPU), cudnn (GPU, bfloat16). auto: dense for
+    # short rows, else the device's kernel, chunked where there is none.
+    m.attention = "auto"
     m.remat = True  # recompute each block in the backward pass: less memory, a third more work
 
     # ---- data
@@ -49,7 +52,9 @@ def get_config() -> ConfigDict:
     d.answer_field = "answer"
     d.max_broken = 0.01  # share of unreadable rows, counted and left out, above which no run starts
     d.tokenizer = ""  # Hugging Face folder or tokenizer.json; "" = the arithmetic task's own
-    d.system_prompt = "reasoning"  # "reasoning", "boxed" (see cpgd_jax.data.prompts) or "none"
+    # "reasoning", "boxed", "worked_sums" (three worked sums as earlier turns) or "none"; the texts:
+    # cpgd_jax/data/prompts.py
+    d.system_prompt = "reasoning"
     d.arithmetic = ConfigDict()
     d.arithmetic.max_operand = 20  # operands are 0..max_operand
     d.arithmetic.three_operand_frac = 0.5  # share of problems with three operands
@@ -110,6 +115,9 @@ def get_config() -> ConfigDict:
     t = c.train = ConfigDict()
     t.minibatch_size = 128  # responses an optimiser step: whole groups
     t.microbatch_size = 16  # responses a forward/backward pass; divides minibatch_size
+    # They are packed: a group's prompt once, responses end to end. About so many slots a row; 0 =
+    # chosen by model.attention. A long response makes longer rows.
+    t.row_len = 0
     t.epochs = 1  # passes over a rollout; above 1 with the truncated weight of section 6.1
     o = c.optim = ConfigDict()
     o.lr = 1e-6

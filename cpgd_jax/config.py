@@ -33,6 +33,7 @@ class Model:
     max_positions: int | None
     init_std: float
     dtype: str
+    attention: str
     remat: bool
 
 
@@ -50,10 +51,10 @@ class Data:
     source: str
     path: str
     held_out_path: str
-    tokenizer: str
     question_field: str
     answer_field: str
     max_broken: float
+    tokenizer: str
     system_prompt: str
     arithmetic: Arithmetic
 
@@ -115,6 +116,7 @@ class Loss:
 class Train:
     minibatch_size: int
     microbatch_size: int
+    row_len: int
     epochs: int
 
 

@@ -50,6 +50,7 @@ NOT_NEGATIVE = (
     "rollout.top_k",
     "rollout.slots",
     "rollout.max_refills",
+    "train.row_len",
     "optim.weight_decay",
     "optim.warmup_steps",
     "eval.every",
@@ -64,8 +65,8 @@ NOT_NEGATIVE = (
 )
 FRACTIONS = (
     "optim.lr_end_frac",
-    "data.arithmetic.three_operand_frac",
     "data.max_broken",
+    "data.arithmetic.three_operand_frac",
     "data.arithmetic.held_out_frac",
     "data.arithmetic.slip_frac",
     "data.arithmetic.bad_format_frac",
@@ -85,8 +86,8 @@ def check(c) -> None:
         _check_supervised(c)
     else:
         _check_rollout(c)
-
     _check_data(c)
+
 
 def get(config, dotted: str):
     """The field `a.b.c` of nested records."""
@@ -115,7 +116,6 @@ def _check_ranges(c) -> None:
         )
 
 
-def _check_model(c) -> None:
 def _check_data(c) -> None:
     for key in ("data.question_field", "data.answer_field"):
         if not get(c, key):
@@ -125,6 +125,7 @@ def _check_data(c) -> None:
             raise UserError(f"config.{key} is '': config.data.source {c.data.source!r} needs it")
 
 
+def _check_model(c) -> None:
     m, r = c.model, c.rollout
     if None not in (m.num_heads, m.num_kv_heads) and m.num_heads % m.num_kv_heads:
         raise UserError(

@@ -97,6 +97,9 @@ def _score(run: Run, params, rows: dict, mask_BT):
         mask_BT,
         temperature=run.config.rollout.temperature,
         microbatch_size=run.config.train.microbatch_size,
+        group_B=np.arange(len(mask_BT)) // run.config.rollout.samples_per_prompt,
+        mesh=run.mesh,
+        row_len=run.row_len,
     )
     return logp_BT
 

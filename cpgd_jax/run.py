@@ -8,13 +8,14 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from cpgd_jax import initial, optim, progress, sharding, workdir
+from cpgd_jax import initial, optim, packing, progress, sharding, workdir
 from cpgd_jax.config import Config
 from cpgd_jax.data import batching, sources
 from cpgd_jax.data.tokenizer import Tokenizer
 from cpgd_jax.errors import UserError
+from cpgd_jax.models import attention
 from cpgd_jax.rewards import golds
-from cpgd_jax.types import Example, TrainState
+from cpgd_jax.types import Example, Microbatches, TrainBatch, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +32,17 @@ class Run:
     optimizer: optax.GradientTransformation
     shardings: TrainState  # of the state, on the mesh
 
-    def place(self, batch):
-        """A batch of host arrays on the devices, rows split over the data axes."""
-        return jax.device_put(batch, sharding.batch_sharding(self.mesh))
+    @property
+    def row_len(self) -> int:
+        """Slots of a packed row, about; 0 = no limit."""
+        model = self.config.model
+        return self.config.train.row_len or attention.row_len(model.attention, model.dtype)
+
+    def pack(self, batch: TrainBatch) -> Microbatches:
+        """A batch of host arrays in packed microbatches on the devices."""
+        size, ways = self.config.train.microbatch_size, sharding.row_ways(self.mesh)
+        packed = packing.pack(batch, size, ways, self.row_len)
+        return jax.device_put(packed, sharding.batch_sharding(self.mesh, axis=1))
 
 
 def build(config: Config, folder: str | Path) -> tuple[Run, TrainState]:
@@ -77,7 +86,7 @@ def _warn_of_golds(config: Config, *sets) -> None:
 
 def _check_rows(mesh: Mesh, name: str, rows: int) -> None:
     """Rows of a batch must divide evenly over the data and fsdp axes."""
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    ways = sharding.row_ways(mesh)
     if rows % ways:
         raise UserError(
             f"config.{name} is {rows}: it must be a multiple of mesh data x fsdp = {ways}"

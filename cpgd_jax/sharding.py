@@ -93,9 +93,14 @@ def param_shardings(mesh: Mesh, state, rules=RULES):
     return jax.tree.map_with_path(place, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The leading axis over data and fsdp; every other axis whole."""
-    return NamedSharding(mesh, P(RULES["batch"]))
+def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
+    """One axis, the leading one by default, over data and fsdp; every other axis whole."""
+    return NamedSharding(mesh, P(*[None] * axis, RULES["batch"]))
+
+
+def row_ways(mesh: Mesh) -> int:
+    """Into how many parts the rows of a batch are split."""
+    return math.prod(mesh.shape[axis] for axis in RULES["batch"])
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -13,7 +13,7 @@ from cpgd_jax.loop import Advanced, run_loop
 from cpgd_jax.losses.reduce import token_weights
 from cpgd_jax.ops import masked
 from cpgd_jax.rewards import Verifier
-from cpgd_jax.rollout.scoring import response_logprobs
+from cpgd_jax.rollout.scoring import packed_logprobs
 from cpgd_jax.train_step import make_train_step
 
 
@@ -28,16 +28,14 @@ def train(config: Config, workdir: str) -> dict:
     def advance(state, index, position):
         started = time.monotonic()
         examples = [run.source.train(position + i) for i in range(size)]
-        batch = run.place(
-            demonstration_batch(
-                examples,
-                run.tokenizer,
-                config.data.system_prompt,
-                config.rollout.max_prompt_len,
-                config.rollout.max_response_len,
-            )
+        batch = demonstration_batch(
+            examples,
+            run.tokenizer,
+            config.data.system_prompt,
+            config.rollout.max_prompt_len,
+            config.rollout.max_response_len,
         )
-        state, metrics = step(state, batch)
+        state, metrics = step(state, run.pack(batch))
         row = masked.to_host(metrics)
         seconds = time.monotonic() - started
         row |= {
@@ -55,10 +53,8 @@ def train(config: Config, workdir: str) -> dict:
 def make_step(run):
     """The jitted step whose loss is the mean over demonstration tokens of -ln p(token)."""
 
-    def logprobs(params, batch):
-        model = nnx.merge(run.graphdef, params)
-        rows = (batch.prompt_BS, batch.prompt_mask_BS, batch.response_BT, batch.mask_BT)
-        return response_logprobs(model, *rows, temperature=1.0)
+    def logprobs(params, packed):
+        return packed_logprobs(nnx.merge(run.graphdef, params), packed, temperature=1.0)
 
     def loss(batch, logp_BT, entropy_BT, weight_BT):
         nll = -jnp.sum(weight_BT * logp_BT)
@@ -71,5 +67,4 @@ def make_step(run):
     def weights(batch):
         return token_weights("token_mean", batch.mask_BT, batch.group_B)
 
-    size = run.config.train.microbatch_size
-    return make_train_step(logprobs, weights, loss, run.optimizer, size, run.shardings)
+    return make_train_step(logprobs, weights, loss, run.optimizer, run.shardings, run.mesh)

@@ -17,7 +17,7 @@ from cpgd_jax.losses.policy import policy_loss
 from cpgd_jax.losses.reduce import token_weights
 from cpgd_jax.ops import masked
 from cpgd_jax.rewards import Verifier
-from cpgd_jax.rollout.scoring import response_logprobs
+from cpgd_jax.rollout.scoring import packed_logprobs
 from cpgd_jax.train_step import make_train_step
 
 
@@ -44,7 +44,7 @@ def train(config: Config, workdir: str) -> dict:
                 batch = batch.replace(epoch_logp_BT=experience.rescore(run, state.params, batch))
             for minibatch in experience.minibatches(config, batch, index, epoch):
                 started = time.monotonic()
-                state, metrics = step(state, run.place(minibatch))
+                state, metrics = step(state, run.pack(minibatch))
                 metrics = masked.to_host(metrics)
                 seconds = time.monotonic() - started
                 done = index * config.steps_per_rollout + len(rows) + 1
@@ -80,13 +80,11 @@ def algorithm_row(config: Config) -> tuple[algorithms.Algorithm, list[str]]:
 
 
 def make_step(run: run_lib.Run, row: algorithms.Algorithm):
-    """The jitted optimiser step of this row: `step(state, batch) -> (state, metrics)`."""
+    """The jitted optimiser step of this row: `step(state, microbatches) -> (state, metrics)`."""
     temperature = run.config.rollout.temperature
 
-    def logprobs(params, batch):
-        model = nnx.merge(run.graphdef, params)
-        rows = (batch.prompt_BS, batch.prompt_mask_BS, batch.response_BT, batch.mask_BT)
-        return response_logprobs(model, *rows, temperature=temperature)
+    def logprobs(params, packed):
+        return packed_logprobs(nnx.merge(run.graphdef, params), packed, temperature=temperature)
 
     def loss(batch, logp_BT, entropy_BT, weight_BT):
         return policy_loss(
@@ -106,5 +104,4 @@ def make_step(run: run_lib.Run, row: algorithms.Algorithm):
     def weights(batch):
         return token_weights(row.aggregation, batch.mask_BT, batch.group_B, row.max_response_len)
 
-    size = run.config.train.microbatch_size
-    return make_train_step(logprobs, weights, loss, run.optimizer, size, run.shardings)
+    return make_train_step(logprobs, weights, loss, run.optimizer, run.shardings, run.mesh)

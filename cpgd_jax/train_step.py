@@ -9,9 +9,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from cpgd_jax.ops import masked
-from cpgd_jax.types import TrainBatch, TrainState
+from cpgd_jax.types import Microbatches, TrainBatch, TrainState
 
 
 def make_train_step(
@@ -19,32 +20,33 @@ def make_train_step(
     token_weights: Callable,
     loss: Callable,
     optimizer: optax.GradientTransformation,
-    microbatch_size: int,
-    state_shardings=None,
+    state_shardings,
+    mesh: Mesh,
 ) -> Callable:
-    """`step(state, batch) -> (state, metrics)`; the state's buffers are reused.
+    """`step(state, microbatches) -> (state, metrics)`; the state's buffers are reused.
 
-    logprobs(params, batch) -> (logp_BT, entropy_BT), differentiable
+    logprobs(params, packed) -> (logp_WC, entropy_WC) of the packed targets, differentiable
     token_weights(batch) -> weight_BT of the whole optimiser step
     loss(batch, logp_BT, entropy_BT, weight_BT) -> (scalar, metrics); losses of microbatches add up
-    state_shardings: a TrainState of shardings that the result keeps; None leaves it to the compiler
+    state_shardings: a TrainState of shardings on the mesh, which the result keeps
     """
 
-    def micro_loss(params, batch, weight_BT):
-        logp_BT, entropy_BT = logprobs(params, batch)
-        return loss(batch, logp_BT, entropy_BT, weight_BT)
+    def micro_loss(params, micro: Microbatches, weight_BT):
+        rows, packed = micro.rows, micro.packed
+        found = logprobs(params, packed)
+        logp_BT, entropy_BT = (to_rows(x, packed.place_WC, rows.mask_BT) for x in found)
+        return loss(rows, logp_BT, entropy_BT, weight_BT)
 
     def add_microbatch(grads, xs, params):
-        batch, weight_BT = xs
-        (_, metrics), grad = jax.value_and_grad(micro_loss, has_aux=True)(params, batch, weight_BT)
+        (_, metrics), grad = jax.value_and_grad(micro_loss, has_aux=True)(params, *xs)
         return jax.tree.map(lambda a, g: a + g.astype(a.dtype), grads, grad), metrics
 
-    def step(state: TrainState, batch: TrainBatch):
+    def step(state: TrainState, micro: Microbatches):
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), state.params)
         grads, metrics = jax.lax.scan(
             lambda grads, xs: add_microbatch(grads, xs, state.params),
             zeros,
-            _split((batch, token_weights(batch)), microbatch_size),
+            (micro, _weights(token_weights, micro.rows)),
         )
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -52,7 +54,20 @@ def make_train_step(
         metrics["grad_norm"] = masked.Max(optax.tree.norm(grads))
         return TrainState(state.step + 1, params, opt_state), metrics
 
-    return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))
+
+    def on_mesh(state, micro):
+        with jax.set_mesh(mesh):  # the model and its head see where they are
+            return jitted(state, micro)
+
+    return on_mesh
+
+
+def to_rows(x_WC, place_WC, mask_BT):
+    """What belongs to the packed targets, at their places in an array [B, T]; 0 elsewhere."""
+    flat = jnp.zeros(mask_BT.size, x_WC.dtype)
+    placed = flat.at[place_WC.reshape(-1)].add(x_WC.reshape(-1), mode="drop")
+    return placed.reshape(mask_BT.shape)
 
 
 def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:
@@ -60,9 +75,8 @@ def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
-def _split(tree, size: int):
-    """[B, ...] -> [B/size, size, ...]; microbatch j takes rows j, j + B/size, ... so that rows
-    sharded over devices stay evenly spread."""
-    return jax.tree.map(
-        lambda x: jnp.swapaxes(x.reshape(size, x.shape[0] // size, *x.shape[1:]), 0, 1), tree
-    )
+def _weights(token_weights, rows: TrainBatch):
+    """weight_MBT: the weights of the step's responses all together, microbatch by microbatch."""
+    shape = rows.mask_BT.shape
+    whole = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
+    return token_weights(whole).reshape(shape)

@@ -57,7 +57,7 @@ class Completion(NamedTuple):
 
 @struct.dataclass
 class TrainBatch:
-    """What an optimiser step consumes. Rows are responses; each row repeats its prompt."""
+    """What an optimiser step consumes. Rows are responses; each repeats its group's prompt."""
 
     prompt_BS: Array  # int32, left-padded
     prompt_mask_BS: Array  # bool
@@ -69,6 +69,38 @@ class TrainBatch:
     ref_logp_BT: Array | None = None  # float32, the frozen reference's; None when no term uses it
     sampler_logp_BT: Array | None = None  # float32, the sampler's own; None when no term uses it
     epoch_logp_BT: Array | None = None  # float32, at the end of the epoch before; None in the first
+
+
+class Spans(NamedTuple):
+    """What each slot of a packed row sees: no later slot, and of those up to itself the slots of
+    its own segment and of its prompt. All int32.
+    """
+
+    first_WU: Array  # where its own segment begins; itself for padding
+    prompt_first_WU: Array  # its prompt's slots are prompt_first <= slot < prompt_end
+    prompt_end_WU: Array
+
+
+@struct.dataclass
+class Packed:
+    """Responses in full rows, each prompt once a row. Segments: prompts, then from slot U-C on the
+    responses. A response's segment is its prompt's last token and its own tokens but the last, so
+    that each of its slots predicts one trained token.
+    """
+
+    token_WU: Array  # int32
+    position_WU: Array  # int32; a response goes on where its prompt ends
+    spans: Spans
+    target_WC: Array  # int32, the token that slot U-C+c predicts
+    place_WC: Array  # int32, b * T + t of that token in the [B, T] arrays; B * T = padding
+
+
+@struct.dataclass
+class Microbatches:
+    """An optimiser step's responses, cut up; every array has a leading axis M."""
+
+    rows: TrainBatch  # B / M responses each
+    packed: Packed  # the same responses; place_WC counts within its microbatch
 
 
 @struct.dataclass

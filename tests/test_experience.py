@@ -317,7 +317,7 @@ def test_the_truncated_weight_of_a_second_epoch(parts, plain):
 
     def loss(rows):
         fresh = jax.tree.map(lambda x: x.copy(), state)
-        return float(steps(fresh, given.place(rows))[1]["loss/policy"].value)
+        return float(steps(fresh, given.pack(rows))[1]["loss/policy"].value)
 
     ratio_BT = np.exp(epoch_BT - batch.old_logp_BT)[:4].clip(0.8, 1.2)
     by_hand = rows.replace(epoch_logp_BT=None, advantage_BT=rows.advantage_BT * ratio_BT)

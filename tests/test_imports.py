@@ -20,6 +20,7 @@ TOOLS = {  # small helpers below every stage; they may import the foundation onl
     "gguf_file": "metadata and tensors of a GGUF file",
     "atomic": "a folder that is written whole or not at all",
     "jsonl": "lines of JSON, read and written",
+    "packing": "a batch of responses laid out in full rows",
     "progress": "what is shown on the terminal",
     "workdir": "the run's folder and its config.json",
 }

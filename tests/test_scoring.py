@@ -31,7 +31,7 @@ def rows():
 
 
 def test_logits_of_the_column_before_score_the_token(model, rows):
-    logp, entropy = scoring.score(*nnx.split(model), *rows, temperature=0.8)
+    logp, entropy = scoring.score_rollout(*nnx.split(model), *rows, temperature=0.8)
     prompt, prompt_mask, response, mask = rows
     rows_tokens = [np.r_[p[pm], r[m]] for p, pm, r, m in zip(*rows, strict=True)]
     packed = np.stack([np.pad(tokens, (0, 10 - len(tokens))) for tokens in rows_tokens])
@@ -51,8 +51,8 @@ def test_masked_tokens_change_nothing(model, rows):
     other = (np.where(prompt_mask, prompt, 7), prompt_mask, np.where(mask, response, 7), mask)
     parts = nnx.split(model)
     np.testing.assert_array_equal(
-        scoring.score(*parts, *rows, temperature=1.0),
-        scoring.score(*parts, *other, temperature=1.0),
+        scoring.score_rollout(*parts, *rows, temperature=1.0),
+        scoring.score_rollout(*parts, *other, temperature=1.0),
     )
 
 
@@ -88,9 +88,9 @@ def test_gradient_of_masked_tokens_is_exactly_zero(model, rows):
 
 def test_new_weights_are_seen_without_compiling_again(model, rows):
     graphdef, params = nnx.split(model)
-    before, _ = scoring.score(graphdef, params, *rows, temperature=1.0)
+    before, _ = scoring.score_rollout(graphdef, params, *rows, temperature=1.0)
     moved = jax.tree.map(lambda x: x * 1.1, params)
     with tiny.compilations() as compiled:
-        after, _ = scoring.score(graphdef, moved, *rows, temperature=1.0)
+        after, _ = scoring.score_rollout(graphdef, moved, *rows, temperature=1.0)
     assert not compiled
-    assert abs(np.asarray(after - before)).max() > 1e-3
+    assert abs(after - before).max() > 1e-3

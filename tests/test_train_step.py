@@ -15,6 +15,7 @@ from cpgd_jax import models, run, sharding, train
 from cpgd_jax.algorithms import ALGORITHMS
 from cpgd_jax.losses.policy import policy_loss
 from cpgd_jax.ops import masked
+from cpgd_jax.rollout import scoring
 from cpgd_jax.train_step import init_state
 from cpgd_jax.types import TrainBatch
 
@@ -52,7 +53,7 @@ def make_batch(S=S, T=T, seed=0) -> TrainBatch:
     )
 
 
-def fake_run(microbatch_size=8, mesh=None, optimizer=None):
+def fake_run(microbatch_size=8, mesh=None, optimizer=None, row_len=0):
     """What `train.make_step` reads of a run, and the first state."""
     mesh = mesh or sharding.make_mesh(devices=jax.devices()[:1])
     optimizer = optimizer or optax.sgd(1.0)  # an update is then the gradient itself
@@ -64,13 +65,14 @@ def fake_run(microbatch_size=8, mesh=None, optimizer=None):
     given = types.SimpleNamespace(
         config=config, graphdef=graphdef, optimizer=optimizer, shardings=shardings, mesh=mesh
     )
-    given.place = lambda batch: run.Run.place(given, batch)
+    given.row_len = row_len
+    given.pack = lambda batch: run.Run.pack(given, batch)
     return given, state
 
 
 def one_step(batch, row=ALGORITHMS["cpgd"], **kwargs):
     given, state = fake_run(**kwargs)
-    state, metrics = train.make_step(given, row)(state, given.place(batch))
+    state, metrics = train.make_step(given, row)(state, given.pack(batch))
     return jax.device_get(state), masked.to_host(metrics)
 
 
@@ -140,7 +142,7 @@ def test_a_step_without_any_token_changes_nothing():
     given, state = fake_run()
     before = jax.device_get(state.params)
     batch = batch.replace(mask_BT=np.zeros_like(batch.mask_BT))
-    after, metrics = train.make_step(given, ALGORITHMS["cpgd"])(state, given.place(batch))
+    after, metrics = train.make_step(given, ALGORITHMS["cpgd"])(state, given.pack(batch))
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(after.params))
     metrics = masked.to_host(metrics)
     assert metrics["loss/policy"] == metrics["grad_norm"] == metrics["entropy"] == 0.0
@@ -152,11 +154,11 @@ def test_a_nan_reaches_the_metrics(compiled):
     advantage = np.array(batch.advantage_BT)
     advantage[1, 0] = np.nan
     state = fake_run(optimizer=given.optimizer)[1]
-    _, metrics = step(state, given.place(batch.replace(advantage_BT=advantage)))
+    _, metrics = step(state, given.pack(batch.replace(advantage_BT=advantage)))
     assert np.isnan(masked.to_host(metrics)["loss/policy"])
     state = fake_run(optimizer=given.optimizer)[1]
     state = state.replace(params=jax.tree.map(lambda x: x * np.nan, state.params))
-    metrics = masked.to_host(step(state, given.place(batch))[1])
+    metrics = masked.to_host(step(state, given.pack(batch))[1])
     assert np.isnan(metrics["loss/policy"]) and np.isnan(metrics["grad_norm"])
 
 
@@ -165,7 +167,7 @@ def test_the_state_is_donated_and_counts_its_steps(compiled):
     state = fake_run(optimizer=given.optimizer)[1]
     first = state
     for _ in range(3):
-        state, _ = step(state, given.place(make_batch()))
+        state, _ = step(state, given.pack(make_batch()))
     assert int(state.step) == 3
     assert all(x.is_deleted() for x in jax.tree.leaves(first))
     counts = [x for x in jax.tree.leaves(state.opt_state) if x.dtype == jnp.int32]
@@ -177,7 +179,7 @@ def test_a_step_is_compiled_once_and_repeats_bit_for_bit(compiled):
 
     def walk():
         state = fake_run(optimizer=given.optimizer)[1]
-        batches = [given.place(make_batch(seed=seed)) for seed in range(3)]
+        batches = [given.pack(make_batch(seed=seed)) for seed in range(3)]
         with tiny.compilations() as programs:
             for batch in batches:
                 state, _ = step(state, batch)
@@ -194,7 +196,7 @@ def test_meshes_equal_one_device(sizes):
     given, state = fake_run(mesh=mesh)
     placed = jax.tree.map(lambda x: x.sharding, state)
     step = train.make_step(given, ALGORITHMS["cpgd"])
-    batch = given.place(make_batch())
+    batch = given.pack(make_batch())
     state, metrics = step(state, batch)
     one = one_step(make_batch())
     assert_same(one, (jax.device_get(state), masked.to_host(metrics)), 1e-5)
@@ -207,7 +209,7 @@ def test_meshes_equal_one_device(sizes):
 def logp_of_responses(given, params, batch):
     model = nnx.merge(given.graphdef, params)
     rows = (batch.prompt_BS, batch.prompt_mask_BS, batch.response_BT, batch.mask_BT)
-    return np.array(train.response_logprobs(model, *rows, temperature=1.0)[0])
+    return np.array(scoring.response_logprobs(model, *rows, temperature=1.0)[0])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -218,6 +220,6 @@ def test_one_step_raises_what_was_good_and_lowers_what_was_bad(name):
     before = logp_of_responses(given, state.params, batch)
     A = np.array([[1.0], [-1.0]], np.float32)
     batch = batch.replace(old_logp_BT=before, advantage_BT=np.broadcast_to(A, (2, T)).copy())
-    state, _ = train.make_step(given, ALGORITHMS[name])(state, given.place(batch))
+    state, _ = train.make_step(given, ALGORITHMS[name])(state, given.pack(batch))
     good, bad = (logp_of_responses(given, state.params, batch) - before).sum(axis=1)
     assert good > 1e-4 and bad < -1e-4

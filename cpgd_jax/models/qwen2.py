@@ -31,6 +31,7 @@ class ModelConfig:
     qkv_bias: bool = True
     tie_embeddings: bool = True
     dtype: str = "float32"
+    attention: str = "auto"  # of whole sequences; see `attention.over`
     remat: bool = False  # recompute a block in the backward pass instead of keeping its activations
     init_std: float = 0.02
     max_positions: int = 32_768  # the longest sequence it was made for; kept for config.json only
@@ -107,11 +108,15 @@ class Qwen2(nnx.Module):
 
     def hidden(self, token_BT, mask_BT):
         """Final hidden states [B, T, D]; mask True = a token; padding on either side."""
-        return self._sequence(token_BT, mask_BT)[0]
+        return self._padded(token_BT, mask_BT)[0]
+
+    def packed_hidden(self, packed):
+        """Final hidden states [W, U, D] of packed rows, a `types.Packed`."""
+        return self._sequence(packed.token_WU, packed.position_WU, packed.spans)[0]
 
     def prefill(self, token_QS, mask_QS, group: int, max_new_tokens: int):
         """Hidden state of each prompt's last column [Q, D] (prompts left-padded), and the cache."""
-        hidden_QSD, (k, v) = self._sequence(token_QS, mask_QS, keep_kv=True)
+        hidden_QSD, (k, v) = self._padded(token_QS, mask_QS, keep_kv=True)
         return hidden_QSD[:, -1], kv_cache.start(k, v, mask_QS, group, max_new_tokens)
 
     def decode_layers(self):
@@ -144,13 +149,14 @@ class Qwen2(nnx.Module):
     def _embed(self, token):
         return self.embed[...][token].astype(self.config.dtype)
 
-    def _sequence(self, token_BT, mask_BT, keep_kv: bool = False):
-        c = self.config
-        T = token_BT.shape[1]
+    def _padded(self, token_BT, mask_BT, keep_kv: bool = False):
         position_BT = jnp.maximum(jnp.cumsum(mask_BT, axis=1) - 1, 0)
+        return self._sequence(token_BT, position_BT, attention.padded(mask_BT), keep_kv)
+
+    def _sequence(self, token_BT, position_BT, spans, keep_kv: bool = False):
+        c = self.config
         cos, sin = rope.angles(position_BT, c.head_dim, c.rope_theta)
-        causal_TT = jnp.tril(jnp.ones((T, T), bool))
-        mask_BTT = causal_TT[None] & mask_BT[:, None, :]
+        attend_to = attention.over(spans, c.attention, c.dtype)
         graphdef, layers = nnx.split(self.blocks)
 
         def block(x, layer):
@@ -159,7 +165,7 @@ class Qwen2(nnx.Module):
             def attend(q, k, v):
                 nonlocal kept
                 kept = (k, v) if keep_kv else None
-                return attention.attend(q, k, v, mask_BTT)
+                return attend_to(q, k, v)
 
             x = nnx.merge(graphdef, layer)(x, cos, sin, attend)
             return x, kept

@@ -13,16 +13,30 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cpgd_jax import packing, sharding
 from cpgd_jax.ops import logprobs, masked
+from cpgd_jax.types import Packed, TrainBatch
+
+
+def packed_logprobs(model, packed: Packed, *, temperature: float):
+    """(logp_WC, entropy_WC) of the packed rows' targets, float32 in nats; differentiable.
+
+    Only trained slots meet the head. Padding holds finite numbers. temperature must be positive.
+    """
+    hidden_WUD = model.packed_hidden(packed)
+    hidden_WCD = hidden_WUD[:, -packed.target_WC.shape[1] :]
+    return logprobs.token_logprobs(
+        hidden_WCD, model.head_VD, packed.target_WC, temperature=temperature
+    )
 
 
 def response_logprobs(
     model, prompt_BS, prompt_mask_BS, response_BT, mask_BT, *, temperature: float
 ):
-    """(logp_BT, entropy_BT), float32 in nats, 0 where masked; differentiable in the model.
+    """(logp_BT, entropy_BT), 0 where masked: the plain form, each row its prompt and response.
 
     prompt_BS: left-padded. response_BT: right-padded; mask_BT True = a sampled token. Column S-1+t
-    of the row [prompt | response] predicts response token t. temperature must be positive.
+    of the row [prompt | response] predicts response token t. What `packed_logprobs` is measured by.
     """
     chex.assert_equal_shape((prompt_BS, prompt_mask_BS))
     chex.assert_equal_shape((response_BT, mask_BT))
@@ -36,12 +50,9 @@ def response_logprobs(
 
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "temperature"))
-def score(graphdef, params, prompt_BS, prompt_mask_BS, response_BT, mask_BT, *, temperature: float):
-    """`response_logprobs` of `nnx.merge(graphdef, params)`, jitted; one compilation a shape."""
-    model = nnx.merge(graphdef, params)
-    return response_logprobs(
-        model, prompt_BS, prompt_mask_BS, response_BT, mask_BT, temperature=temperature
-    )
+def score(graphdef, params, packed: Packed, *, temperature: float):
+    """`packed_logprobs` of `nnx.merge(graphdef, params)`, jitted; one compilation a shape."""
+    return packed_logprobs(nnx.merge(graphdef, params), packed, temperature=temperature)
 
 
 def score_rollout(
@@ -54,26 +65,28 @@ def score_rollout(
     *,
     temperature: float,
     microbatch_size: int = 16,
+    group_B=None,
+    mesh=None,
+    row_len: int = 0,
 ):
-    """`score` of host arrays, `microbatch_size` rows at a time: NumPy (logp_BT, entropy_BT).
+    """NumPy (logp_BT, entropy_BT), 0 where masked, of host arrays, some responses at a time.
 
-    The last microbatch is filled up with masked rows, so any number of rows shares one compilation.
+    group_B: rows of one number have one prompt; None = each has its own. mesh: the parameters' if
+    they are on several devices. row_len: see `packing.lay_out`.
     """
-    rows = (prompt_BS, prompt_mask_BS, response_BT, mask_BT)
-    B = len(response_BT)
-    rows = [_fill_rows(np.asarray(x), -B % microbatch_size) for x in rows]
-    parts = [
-        score(
-            graphdef,
-            params,
-            *(x[start : start + microbatch_size] for x in rows),
-            temperature=float(temperature),
-        )
-        for start in range(0, B, microbatch_size)
-    ]
-    logp, entropy = (np.concatenate(x)[:B] for x in zip(*jax.device_get(parts), strict=True))
-    return logp, entropy
-
-
-def _fill_rows(x, extra: int):
-    return np.pad(x, ((0, extra), (0, 0)))
+    mesh = mesh or sharding.make_mesh(devices=jax.devices()[:1])
+    group_B = np.arange(len(response_BT)) if group_B is None else group_B
+    batch = TrainBatch(prompt_BS, prompt_mask_BS, response_BT, mask_BT, None, None, group_B)
+    order_MB = packing.microbatches(batch, microbatch_size)
+    packed = packing.lay_out(batch, order_MB, sharding.row_ways(mesh), row_len)
+    out_2BT = np.zeros((2, *mask_BT.shape), np.float32)
+    for m, order_B in enumerate(order_MB):
+        one = jax.tree.map(lambda x, m=m: x[m], packed)
+        with jax.set_mesh(mesh):
+            placed = jax.device_put(one, sharding.batch_sharding(mesh))
+            found = score(graphdef, params, placed, temperature=float(temperature))
+        for out_BT, x_WC in zip(out_2BT, jax.device_get(found), strict=True):
+            row, column = np.divmod(one.place_WC, mask_BT.shape[1])
+            real = row < len(order_B)
+            out_BT[order_B[row[real]], column[real]] = x_WC[real]
+    return tuple(out_2BT)

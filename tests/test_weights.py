@@ -100,6 +100,29 @@ def test_stored_in_half_precision(folder, dtype):
     assert {x.dtype for x in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
 
 
+def test_stored_in_several_precisions(folder):
+    kinds = [np.float16, ml_dtypes.bfloat16, np.float32]
+    change_tensors(
+        folder, lambda t: t.update({k: v.astype(kinds[len(k) % 3]) for k, v in t.items()})
+    )
+    assert {str(v.dtype) for v in load_file(folder / "model.safetensors").values()} == {
+        "float16",
+        "bfloat16",
+        "float32",
+    }
+    assert same(models.from_pretrained(folder), make())
+
+
+@pytest.mark.parametrize("mesh", [None, (1, 2, 2)])
+def test_parameters_in_half_precision(folder, mesh):
+    mesh = None if mesh is None else sharding.make_mesh(*mesh)
+    model = models.from_pretrained(folder, mesh=mesh, param_dtype="bfloat16")
+    assert {x.dtype for x in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("bfloat16")}
+    assert same(model, make())
+    with pytest.raises(UserError, match="param_dtype 'int8' is not one of float32, bfloat16"):
+        models.from_pretrained(folder, param_dtype="int8")
+
+
 def test_several_files_by_index(tmp_path):
     models.save_pretrained(make(), tmp_path / "m", max_shard_bytes=4000)
     files = sorted(p.name for p in (tmp_path / "m").glob("*.safetensors"))
@@ -109,14 +132,27 @@ def test_several_files_by_index(tmp_path):
     assert max(sizes) <= 4000 and index["metadata"]["total_size"] == sum(sizes)
     assert same(models.from_pretrained(tmp_path / "m"), make())
     (tmp_path / "m" / files[1]).unlink()
-    with pytest.raises(UserError, match=f"{files[1]} does not exist"):
+    with pytest.raises(UserError, match=f"{files[1]} does not exist, but .*index.json names it"):
         models.from_pretrained(tmp_path / "m")
+    for name in ("../outside.safetensors", "/etc/passwd", "below/x.safetensors", "..", "", "x.bin"):
+        index["weight_map"][Q0] = name
+        (tmp_path / "m/model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(
+            UserError, match=f"names '{name}': it may only name safetensors files beside"
+        ):
+            models.from_pretrained(tmp_path / "m")
 
 
-def test_read_straight_to_a_mesh_and_saved_from_it(folder, tmp_path):
+@pytest.mark.parametrize("chunk_bytes", [64, 2**20])
+def test_read_straight_to_a_mesh_and_saved_from_it(folder, tmp_path, monkeypatch, chunk_bytes):
+    monkeypatch.setattr("cpgd_jax.models.weights.CHUNK_BYTES", chunk_bytes)
     mesh = sharding.make_mesh(1, 2, 2)
     model = models.from_pretrained(folder, mesh=mesh)
     assert same(model, make())
+    placed = nnx.to_flat_state(nnx.state(model))
+    wanted = nnx.to_flat_state(sharding.param_shardings(mesh, nnx.state(model)))
+    for (path, array), (_, place) in zip(placed, wanted, strict=True):
+        assert array.get_raw_value().sharding == place.get_raw_value(), path
     q = model.blocks.attention.q[...]
     assert q.addressable_shards[0].data.shape == (2, 6, 2, 6)
     models.save_pretrained(model, tmp_path / "again")
@@ -171,6 +207,9 @@ def test_what_files_carry_along_is_let_through(folder):
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"attention_bias": True}, "attention_bias"),
         ({"hidden_size": "drop"}, "hidden_size = None"),
+        ({"rms_norm_eps": "small"}, "no model's config"),
+        ({"architectures": 7}, "no model's config"),
+        ({"rope_scaling": "linear"}, "no model's config"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
         ({"num_key_value_heads": 3}, "whole groups"),
         ({"head_dim": 5}, "even head_dim"),
@@ -229,12 +268,15 @@ def test_broken_files_are_one_clear_line(folder, tmp_path):
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
     with pytest.raises(UserError, match="pickle checkpoint only .pytorch_model.bin"):
         models.from_pretrained(folder)
+    with pytest.raises(UserError, match="pytorch_model.bin is a file.* a pickle runs code"):
+        models.from_pretrained(folder / "pytorch_model.bin")
     (folder / "model.safetensors.index.json").write_text('{"weight_map": []}')
     with pytest.raises(UserError, match="no index"):
         models.from_pretrained(folder)
-    (folder / "config.json").write_text("{")
-    with pytest.raises(UserError, match="config.json can't be read"):
-        models.from_pretrained(folder)
+    for text in ("{", "[" * 100_000, "\udcff"):
+        (folder / "config.json").write_text(text, errors="surrogateescape")
+        with pytest.raises(UserError, match="config.json can't be read"):
+            models.from_pretrained(folder)
     (folder / "config.json").unlink()
     with pytest.raises(UserError, match="config.json does not exist"):
         models.from_pretrained(folder)
@@ -253,7 +295,8 @@ import jax
 def anonymous():
     status = open("/proc/self/status").read()
     return int(status.split("RssAnon:")[1].split()[0]) * 1024
-from cpgd_jax import models
+from cpgd_jax import models, sharding
+mesh = sharding.make_mesh(1, 2, 2) if sys.argv[2] == "mesh" else None
 jax.device_put(0).block_until_ready()
 start, peak, done = anonymous(), [0], threading.Event()
 def watch():
@@ -262,7 +305,7 @@ def watch():
         time.sleep(0.002)
 thread = threading.Thread(target=watch)
 thread.start()
-model = models.from_pretrained(sys.argv[1])
+model = models.from_pretrained(sys.argv[1], mesh=mesh)
 done.set(); thread.join()
 print(peak[0] - start)
 """
@@ -270,12 +313,14 @@ print(peak[0] - start)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_model_is_never_in_memory_twice(tmp_path):
-    change = {"num_layers": 16, "hidden_size": 512, "mlp_size": 2048, "vocab_size": 4096}
+@pytest.mark.parametrize("where", ["mesh", "device"])
+def test_a_model_is_never_in_memory_twice(tmp_path, where):
+    """Nor is a stacked parameter: beside the model the host holds a tensor and some slack."""
+    change = {"num_layers": 16, "hidden_size": 512, "mlp_size": 4096, "vocab_size": 4096}
     model = make(**change, head_dim=64, num_heads=8)
     arrays = [x.nbytes for x in jax.tree.leaves(nnx.state(model))]
     models.save_pretrained(model, tmp_path / "m")
-    command = [sys.executable, "-c", MEMORY, str(tmp_path / "m")]
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "m"), where]
     peak = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    slack = 20 * 2**20
-    assert peak < sum(arrays) + max(arrays) + slack < 1.6 * sum(arrays)
+    slack = 90 * 2**20  # of which compiling takes a third
+    assert peak < sum(arrays) + slack and slack < 0.75 * max(arrays) < sum(arrays) / 4

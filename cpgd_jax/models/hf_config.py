@@ -86,7 +86,7 @@ def _read_json(path: Path) -> dict:
         value = json.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: a model folder holds config.json") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} can't be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold a JSON object, it holds a {type(value).__name__}")

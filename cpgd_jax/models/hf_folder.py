@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,17 @@ from cpgd_jax.models.hf_layout import INDEX, SINGLE
 from cpgd_jax.models.stored import Source, Stored
 
 FLOATS = ("F32", "F16", "BF16")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+NO_PICKLES = "reading a pickle runs code from it; convert it to safetensors"
 
 
 def open_folder(folder: Path, dtype: str = "float32") -> Source:
     """UserError, one line, for a config or file that is missing, broken or not supported."""
+    if folder.is_file():
+        why = NO_PICKLES if folder.suffix in PICKLES else "give its folder"
+        raise UserError(f"model {folder} is a file, neither a folder nor GGUF: {why}")
+    if not folder.is_dir():
+        raise UserError(f"model {folder} does not exist; a hub name has to be downloaded")
     config, files, tensors = hf_config.read(folder, dtype), _OneOpen(), {}
     for path in _tensor_files(folder):
         file = files.open(path)
@@ -59,10 +67,8 @@ def _tensor_files(folder: Path) -> list[Path]:
         return [folder / SINGLE]
     if (folder / INDEX).exists():
         return [folder / name for name in _indexed(folder / INDEX)]
-    pickles = sorted(p.name for suffix in ("bin", "pt", "pth") for p in folder.glob(f"*.{suffix}"))
-    if pickles:
-        why = "reading a pickle runs code from it; convert it to safetensors"
-        raise UserError(f"{folder} holds a pickle checkpoint only ({pickles[0]}): {why}")
+    if pickles := sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES):
+        raise UserError(f"{folder} holds a pickle checkpoint only ({pickles[0]}): {NO_PICKLES}")
     raise UserError(f"{folder} holds neither {SINGLE} nor {INDEX}")
 
 
@@ -70,9 +76,11 @@ def _indexed(index: Path) -> list[str]:
     """The names of the files; UserError when one is not in the index's own folder."""
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        outside = [name for name in names if Path(name).name != name or "\\" in name]
+        outside = [name for name in names if not re.fullmatch(r"[^/\\]+\.safetensors", name)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index} is no index of safetensors: {error!r}") from None
     if outside:
-        raise UserError(f"{index} names {outside[0]!r}: it may only name files beside it")
+        raise UserError(
+            f"{index} names {outside[0]!r}: it may only name safetensors files beside it"
+        )
     return names

@@ -78,14 +78,7 @@ def _known(name: str, dtype: str) -> str:
 
 
 def _open(path: Path, dtype: str) -> Source:
-    if gguf_file.is_gguf(path):
-        return gguf_model.open_file(path, dtype)
-    if not path.is_dir():
-        raise UserError(
-            f"model {path} does not exist: give a folder or a GGUF file; a hub name has to be"
-            " downloaded"
-        )
-    return hf_folder.open_folder(path, dtype)
+    return (gguf_model.open_file if gguf_file.is_gguf(path) else hf_folder.open_folder)(path, dtype)
 
 
 def _check_names(source: Source, expected: dict[str, Slot]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import orbax.checkpoint as ocp
+from absl import logging
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
@@ -80,14 +81,17 @@ class Checkpointer:
 
 
 def save_params(workdir: Path, params) -> None:
-    """Checkpoint 0 of parameters alone: a run can start from it. UserError: can't be written."""
+    """Checkpoint 0 of parameters alone: a run can start from it. OSError when the disk is full."""
     args = ocp.args.Composite(params=ocp.args.StandardSave(nnx.to_pure_dict(params)))
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.FATAL)  # Orbax's threads log what is raised here
     try:
-        with _manager(workdir) as manager:
+        with _manager(workdir, enable_async_checkpointing=False) as manager:
             manager.save(0, args=args)
-            manager.wait_until_finished()
-    except Exception as error:  # whatever Orbax and TensorStore make of a full disk
-        raise UserError(f"{str(_folder(workdir))!r} cannot be written: {_reason(error)}") from error
+    except ValueError as error:  # of TensorStore: a chain of clauses that ends with the cause
+        raise OSError(_reason(error).split(": ")[-1]) from error
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def load_model(workdir: str | Path, index: int | None = None):
@@ -168,7 +172,7 @@ def _newest_whole(manager: ocp.CheckpointManager, args, indices):
             return manager.restore(index, args=args), damaged
         except Exception as error:  # whatever Orbax, TensorStore or JSON make of a damaged file
             progress_lib.warn(
-                f"checkpoint {index} of {manager.directory} is damaged: {_reason(error)}"
+                f"checkpoint {index} of {manager.directory} is damaged: {_reason(error):.200}"
             )
             damaged.append(index)
     raise UserError(
@@ -178,7 +182,8 @@ def _newest_whole(manager: ocp.CheckpointManager, args, indices):
 
 
 def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    """The first line of its message."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _move_aside(folder: Path) -> None:

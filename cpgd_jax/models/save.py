@@ -56,11 +56,11 @@ def write_files(
     stop_ids=None,
     dtype: str,
     max_shard_bytes: int,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    report: Callable[[int], None] = lambda done: None,
 ) -> None:
     """The files of `save_pretrained`, into an empty folder; config.json, which makes it one, last.
 
-    report: called with (tensors written, tensors in all).
+    report: called with the number of tensors written so far.
     """
     if dtype not in safetensors_file.DTYPES:
         raise UserError(
@@ -89,7 +89,7 @@ def _write_tensors(model, folder: Path, dtype: str, max_shard_bytes: int, report
 
     def tensor(name):
         array = safetensors_file.cast(name, _host(params, expected[name]), dtype)
-        report(next(done), len(expected))
+        report(next(done))
         return array
 
     for number, names in enumerate(shards, 1):

@@ -37,7 +37,10 @@ def get_config() -> ConfigDict:
     # Of whole sequences: auto, dense, chunked, splash (TPU), cudnn (GPU, bfloat16). auto: dense for
     # short rows, else the device's kernel, chunked where there is none.
     m.attention = "auto"
-    m.remat = True  # recompute each block in the backward pass: less memory, a third more work
+    # What the backward pass computes again, for less memory: none; dots (all but products with
+    # parameters); block (all: a third more work); offload (as block, and what is left of a block
+    # waits in the host's memory).
+    m.remat = "block"
 
     # ---- data
     d = c.data = ConfigDict()

@@ -14,7 +14,7 @@ def get_config():
     c = base.get_config()
     c.model.size = "smollm2-135m"
     c.model.init_from = "models/smollm2-135m"
-    c.model.remat = False
+    c.model.remat = "none"
     c.data.source = "arithmetic"
     c.data.system_prompt = "boxed"
     c.data.arithmetic.max_operand = 20

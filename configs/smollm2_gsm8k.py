@@ -17,7 +17,7 @@ def get_config():
     c = base.get_config()
     c.model.size = "smollm2-135m"
     c.model.init_from = "models/smollm2-135m"
-    c.model.remat = False
+    c.model.remat = "none"
     c.data.source = "jsonl"
     c.data.path = "data/gsm8k/train.jsonl"
     c.data.held_out_path = "data/gsm8k/test.jsonl"

@@ -34,7 +34,7 @@ class Model:
     init_std: float
     dtype: str
     attention: str
-    remat: bool
+    remat: str
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from cpgd_jax.errors import UserError, nearest
 CHOICES = {
     "stage": ("rl", "supervised"),
     "model.dtype": ("float32", "bfloat16"),
+    "model.remat": ("none", "dots", "block", "offload"),
     "model.attention": ("auto", "dense", "chunked", "splash", "cudnn"),
     "data.source": ("arithmetic", "jsonl", "tfds"),
     "data.system_prompt": ("reasoning", "boxed", "worked_sums", "none"),

@@ -56,6 +56,7 @@ def build(config: Config, folder: str | Path) -> tuple[Run, TrainState]:
     _warn_of_golds(config, source.longest(), held_out)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     _check_rows(mesh, "train.microbatch_size", config.train.microbatch_size)
+    check_memories(mesh, config.model.remat)
     optimizer = optim.make_optimizer(config.optim, config.total_steps)
     graphdef, state = initial.state(config, mesh, optimizer)
     folder = workdir.claim(folder, config)
@@ -82,6 +83,17 @@ def _warn_of_golds(config: Config, *sets) -> None:
     for key, examples in zip(("path", "held_out_path"), sets, strict=True):
         if warning := golds.warning(example.gold for example in examples):
             progress.warn(f"config.data.{key}: {warning}")
+
+
+def check_memories(mesh: Mesh, remat: str) -> None:
+    """Offloading needs a memory on the host that the device reaches by itself."""
+    device = mesh.devices.flat[0]
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    if remat == "offload" and "pinned_host" not in kinds:
+        raise UserError(
+            f"config.model.remat is 'offload', but a {device.device_kind} has no pinned_host"
+            " memory: choose block"
+        )
 
 
 def _check_rows(mesh: Mesh, name: str, rows: int) -> None:

@@ -91,7 +91,7 @@ def test_unknown_and_missing_keys_name_the_nearest():
 def test_wrong_types():
     refused("config.num_rollouts is 2.5", "int", num_rollouts=2.5)
     refused("config.optim.lr is 'high'", "float", optim__lr="high")
-    refused("config.model.remat is 1", "bool", model__remat=1)
+    refused("config.model.remat is 1", "str", model__remat=1)
     refused("config.loss.drift_coef is 'x'", "float or None", loss__drift_coef="x")
     refused("config.seed is True", "int", seed=True)
     refused("config.reward.functions is 'my:f'", "a tuple of texts", reward__functions="my:f")
@@ -100,6 +100,7 @@ def test_wrong_types():
 
 CONTRADICTIONS = [
     (dict(stage="rll"), "config.stage is 'rll' (did you mean 'rl'?)"),
+    (dict(model__remat="blok"), "did you mean 'block'?"),
     (dict(model__dtype="float16"), "choose one of float32, bfloat16"),
     (dict(data__source="json"), "did you mean 'jsonl'?"),
     (dict(data__system_prompt="resoning"), "did you mean 'reasoning'?"),

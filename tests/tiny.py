@@ -29,7 +29,7 @@ TINY = {
     "model.qkv_bias": True,
     "model.tie_embeddings": True,
     "model.max_positions": 1024,
-    "model.remat": False,
+    "model.remat": "none",
     "data.system_prompt": "none",
     "data.arithmetic.max_operand": 9,
     "data.arithmetic.three_operand_frac": 0.0,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cpgd_jax.models import attention, kv_cache, rope
+from cpgd_jax.models import attention, kv_cache, remat, rope
 from cpgd_jax.models.layers import Mlp, param, rms_norm
 
 
@@ -32,7 +32,7 @@ class ModelConfig:
     tie_embeddings: bool = True
     dtype: str = "float32"
     attention: str = "auto"  # of whole sequences; see `attention.over`
-    remat: bool = False  # recompute a block in the backward pass instead of keeping its activations
+    remat: str = "none"  # what the backward pass computes again; see `remat.POLICIES`
     init_std: float = 0.02
     max_positions: int = 32_768  # the longest sequence it was made for; kept for config.json only
 
@@ -170,7 +170,5 @@ class Qwen2(nnx.Module):
             x = nnx.merge(graphdef, layer)(x, cos, sin, attend)
             return x, kept
 
-        if c.remat:
-            block = jax.checkpoint(block, prevent_cse=False)
-        x, kv = jax.lax.scan(block, self._embed(token_BT), layers)
+        x, kv = jax.lax.scan(remat.wrap(block, c.remat), self._embed(token_BT), layers)
         return rms_norm(x, self.final_norm[...], c.norm_eps), kv

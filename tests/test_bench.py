@@ -8,10 +8,22 @@ import sys
 
 import numpy as np
 import pytest
+import tiny
 
-from cpgd_jax.bench import logprob, loss, peers, rollout, timing, workloads
+from cpgd_jax.bench import (
+    iteration,
+    logprob,
+    loss,
+    peers,
+    rollout,
+    timing,
+    train_step,
+    trainer,
+    workloads,
+)
 from cpgd_jax.errors import UserError
 from cpgd_jax.models import ModelConfig
+from cpgd_jax.ops import masked
 
 TOY = ModelConfig(64, 1, 16, 32, 2, 1, 8)
 
@@ -38,7 +50,7 @@ def test_the_command_prints_one_json_line(repo):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["los"], "name one of loss, reward, rollout, logprob"),
+        (["los"], "name one of loss, reward, rollout, logprob, train_step"),
         (["rollout", "--workload=short"], "choose one of fixed, ragged, long"),
         (["rollout", "--compare=hf", "--peer_python=hf=/nowhere/python"], "/nowhere/python"),
     ],
@@ -96,6 +108,49 @@ def test_logprob():
     assert time["largest_difference"] < 1e-5
 
 
+SMALL = dict(model__vocab_size=64, rollout__max_prompt_len=5, rollout__max_response_len=6)
+
+
+@pytest.mark.parametrize("name", ["shared", "prefix", "ragged"])
+def test_train_step(one_device, name):
+    work = dataclasses.replace(
+        workloads.TRAINING[name], prompts=2, samples=4, prompt_len=5, max_response_len=6
+    )
+    config = tiny.config(**SMALL)
+    (row,) = train_step.run(f"train_step/{name}", work, config, 2, {"peer": lambda: 5.0})
+    assert row["ratio"]["peer"] == pytest.approx(row["tokens_per_s"] / 5.0)
+    assert row["mfu"] > 0 and row["step_seconds"] > 0 and row["matmul_flops_per_s"] > 0
+    assert set(row["ratio"]) == {"peer", *([work.beside] if work.beside else [])}
+
+
+def test_padded_rows_give_the_same_step(one_device):
+    config = tiny.config(**SMALL)
+    work = workloads.Training(2, 4, 5, 6, mean_len=3)
+    batch = workloads.batch(work, 64)
+    losses = []
+    for layout in ("pack", "padded"):
+        one = trainer.Trainer(config)
+        micro = one.run.pack(batch) if layout == "pack" else one.padded(batch)
+        losses.append(masked.to_host(one.step(micro)))
+    assert losses[0].keys() == losses[1].keys() and losses[0]["grad_norm"] > 0
+    for name, value in losses[0].items():
+        assert value == pytest.approx(losses[1][name], rel=1e-4, abs=1e-6), name
+
+
+def test_compile_time(one_device, monkeypatch):
+    monkeypatch.setattr(train_step, "DEEP", 2)
+    monkeypatch.setattr(train_step, "FLAT", 1)
+    (row,) = train_step.compile_time(tiny.config(**SMALL), 1)
+    assert row["name"] == "train_step/compile" and row["layers"] == 2
+    assert set(row["ratio"]) == {"1_layers"}
+
+
+def test_iteration(one_device):
+    (row,) = iteration.run(tiny.config(**SMALL), 1, {"peer": lambda: 2.0})
+    assert row["name"] == "iteration" and row["seconds"] > 0
+    assert row["ratio"]["peer"] == pytest.approx(row["seconds"] / 2.0)
+
+
 def test_workloads_are_those_of_the_peers(shared):
     there = runpy.run_path(str(shared / "bench" / "workloads.py"))
     fixed, ragged = workloads.SAMPLING["fixed"], workloads.SAMPLING["ragged"]
@@ -106,9 +161,12 @@ def test_workloads_are_those_of_the_peers(shared):
         there["RAGGED_CAP"],
     )
     assert (ragged.slots, ragged.stop_ids) == (there["RAGGED_BATCH"], there["STOP_IDS"])
-    model, own = there["MODEL"], workloads.MODEL
-    assert own.hidden_size == model["hidden_size"] and own.mlp_size == model["intermediate_size"]
-    assert own.num_layers == model["num_hidden_layers"] and own.vocab_size == model["vocab_size"]
+    model, own = there["MODEL"], workloads.CONFIG
+    assert own["model.hidden_size"] == model["hidden_size"]
+    assert own["model.mlp_size"] == model["intermediate_size"]
+    assert own["model.num_layers"] == model["num_hidden_layers"]
+    assert own["model.vocab_size"] == model["vocab_size"]
+    assert own["rollout.max_response_len"] == there["NEW_TOKENS"]
 
 
 # ---- timing

@@ -55,6 +55,7 @@ def tensors(model) -> dict[str, np.ndarray]:
 def metadata(config) -> dict:
     c = config
     sizes = {
+        "vocab_size": c.vocab_size,
         "block_count": c.num_layers,
         "context_length": c.max_positions,
         "embedding_length": c.hidden_size,
@@ -111,3 +112,18 @@ def tokenizer_fields(tokenizer: dict, pre: str, **ids: int) -> dict:
         "tokenizer.ggml.token_type": [int(kind_of(id)) for id in range(count)],
         "tokenizer.ggml.merges": merges,
     } | {f"tokenizer.ggml.{name}_token_id": id for name, id in ids.items()}
+
+
+def in_transformers(path):
+    """The model as transformers reads it, float32; by parts, as the whole wants accelerate too."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    config = AutoConfig.for_model(**load_gguf_checkpoint(path)["config"])
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert not unexpected and missing == ["lm_head.weight"] * config.tie_word_embeddings
+    model.tie_weights()
+    return model.eval()

@@ -1,5 +1,6 @@
 """Tiny random transformers models (torch, float32), built in memory, against ours."""
 
+import gguf_files
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +33,7 @@ def build(model_type, num_layers, num_heads, num_kv_heads, head_dim, width, tied
         model_type,
         vocab_size=VOCAB,
         hidden_size=width,
-        intermediate_size=2 * width + 4,
+        intermediate_size=2 * width + 32,
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
@@ -78,9 +79,9 @@ def torch_logits(theirs, token_BT, mask_BT=None):
         return theirs(torch.tensor(token_BT), **arguments).logits.numpy()
 
 
-def from_folder(folder):
+def from_folder(folder, **settings):
     loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, output_loading_info=True, attn_implementation="eager"
+        folder, output_loading_info=True, attn_implementation="eager", **settings
     )
     assert not any(info.values()), info
     return loaded.eval()
@@ -172,3 +173,42 @@ def test_greedy_text_equals_theirs(pair):
     for prompt, (completion,) in zip(prompts, groups, strict=True):
         out = theirs.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)
         assert completion.tokens == out[0, len(prompt) :].tolist()
+
+
+def test_log_probs_of_cached_decoding_are_those_of_their_whole_forward(pair):
+    theirs, ours = pair
+    prompts = [row[:n].tolist() for row, n in zip(ids(3, 11), (11, 8, 3), strict=True)]
+    groups = generate(ours, prompts, samples_per_prompt=1, max_new_tokens=16, stop_ids=(STOP,))
+    for prompt, group in zip(prompts, groups, strict=True):
+        for completion in group:
+            sequence = prompt + completion.tokens
+            logits_TV = torch_logits(theirs, np.array([sequence]))[0, len(prompt) - 1 : -1]
+            logp_TV = jax.nn.log_softmax(logits_TV, axis=-1)
+            expected = [float(logp[i]) for logp, i in zip(logp_TV, completion.tokens, strict=True)]
+            np.testing.assert_allclose(completion.logp, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["qwen-one-kv-untied", "llama-grouped-tied"])
+def test_files_of_theirs_in_half_precision_and_several_parts(name, stored, tmp_path):
+    build(*GRID[name]).to(getattr(torch, stored)).save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    expected = torch_logits(from_folder(tmp_path, dtype=torch.float32), ids(2, 9))
+    ours = models.from_pretrained(tmp_path)
+    np.testing.assert_allclose(models.logits(ours, ids(2, 9)), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0"])
+@pytest.mark.parametrize(
+    "shape",
+    [("qwen2", 3, 4, 2, 16, 64, False, 1e6), ("llama", 2, 8, 2, 8, 64, True, 1e5)],
+    ids=["qwen2", "llama"],
+)
+def test_gguf_files_as_they_read_them(shape, kind, tmp_path):
+    """A file in llama.cpp's layout, read by them and by us."""
+    _, model = load(shape, tmp_path / "folder")
+    fields = gguf_files.metadata(model.config)
+    file = gguf_files.write(tmp_path / "m.gguf", fields, gguf_files.tensors(model), kind)
+    ours = models.from_pretrained(file)
+    expected = torch_logits(gguf_files.in_transformers(file), ids(2, 9))
+    np.testing.assert_allclose(models.logits(ours, ids(2, 9)), expected, rtol=0, atol=1e-4)

@@ -20,7 +20,7 @@ def get_config():
     c.data.system_prompt = "worked_sums"
     c.data.arithmetic.max_operand = 20
     c.data.arithmetic.three_operand_frac = 0.3
-    c.rollout.max_prompt_len = 140
+    c.rollout.max_prompt_len = 160
     c.rollout.max_response_len = 36
     c.rollout.temperature = 0.7
     c.rollout.prompts = 8

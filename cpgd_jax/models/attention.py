@@ -16,7 +16,7 @@ from cpgd_jax.types import Spans
 
 MASKED = chunked_attention.MASKED
 SHORT = 256  # slots of a row up to which one matmul over all pairs is the fastest
-BLOCK = 128
+BLOCK = 64
 
 
 def attend(q_BTNH, k_BSKH, v_BSKH, mask_BTS):

@@ -73,14 +73,15 @@ def _backward(block, residuals, grad_WUNH):
     grad_ZKRYH = _to_blocks(grad_WUNH, k_WUKH.shape[2], block)
     shift_WUN1 = jnp.einsum("wunh,wunh->wun", grad_WUNH, out_WUNH, **_FLOAT32)[..., None]
     shift_ZKRY = _to_blocks(shift_WUN1, k_WUKH.shape[2], block)[..., 0]
+    key_ZKHY = b.k_ZKYH.swapaxes(2, 3)
 
     def query_block(carry, z):
         q, grad = b.q_ZKRYH[z], grad_ZKRYH[z]
 
         def add_keys(i, carry):
-            dq, dk_ZKYH, dv_ZKYH = carry
+            dq, dk_ZKYH, dv_ZKYH = carry  # dq [K, H, R, Y]
             y = b.key_ZX[z, i]
-            # keys first, so that only dq needs a transposed operand
+            # keys first: then no product needs scores transposed
             score = jnp.einsum("ksh,krqh->ksrq", b.k_ZKYH[y], q, **_FLOAT32)
             mask = _mask(b, z, y).T[:, None, :]
             weight = jnp.where(mask, jnp.exp(score - lse_ZKRY[z][:, None]), 0.0)
@@ -88,12 +89,12 @@ def _backward(block, residuals, grad_WUNH):
             slope = (weight * (slope - shift_ZKRY[z][:, None])).astype(q.dtype)
             dv = jnp.einsum("ksrq,krqh->ksh", weight.astype(grad.dtype), grad, **_FLOAT32)
             dk = jnp.einsum("ksrq,krqh->ksh", slope, q, **_FLOAT32)
-            dq += jnp.einsum("ksrq,ksh->krqh", slope, b.k_ZKYH[y], **_FLOAT32)
+            dq += jnp.einsum("khs,ksrq->khrq", key_ZKHY[y], slope, **_FLOAT32)
             return dq, dk_ZKYH.at[y].add(dk), dv_ZKYH.at[y].add(dv)
 
-        dq = jnp.zeros(q.shape, jnp.float32)
+        dq = jnp.zeros((q.shape[0], q.shape[3], *q.shape[1:3]), jnp.float32)
         dq, *carry = jax.lax.fori_loop(0, b.count_Z[z], add_keys, (dq, *carry))
-        return tuple(carry), dq
+        return tuple(carry), dq.transpose(0, 2, 3, 1)
 
     zeros = (jnp.zeros(b.k_ZKYH.shape, jnp.float32), jnp.zeros(b.v_ZKYH.shape, jnp.float32))
     (dk, dv), dq = jax.lax.scan(query_block, zeros, jnp.arange(len(b.count_Z)))

@@ -53,10 +53,11 @@ def _clear(target: Path) -> None:
     back."""
     for left in target.parent.glob(f".{glob.escape(target.name)}.making-*"):
         with _lock(left) as owner_is_dead:
-            if owner_is_dead and (left / "old").exists() and not target.exists():
+            if not owner_is_dead:
+                continue
+            if (left / "old").exists() and not target.exists():
                 (left / "old").rename(target)
-            if owner_is_dead:
-                shutil.rmtree(left)
+            shutil.rmtree(left)
 
 
 @contextlib.contextmanager

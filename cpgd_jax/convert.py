@@ -17,7 +17,7 @@ from cpgd_jax import config as config_lib
 from cpgd_jax.data import tokenizer as tokenizer_lib
 from cpgd_jax.errors import UserError
 from cpgd_jax.gguf_file import is_gguf
-from cpgd_jax.models import safetensors_file, save
+from cpgd_jax.models import lora, safetensors_file, save
 from cpgd_jax.models.hf_layout import by_path, slots
 from cpgd_jax.progress import Progress, console
 from cpgd_jax.sizes import Size
@@ -54,7 +54,8 @@ def convert(
 
     step: of a run's checkpoint; None = the newest. dtype: of a Hugging Face folder's files.
     start_config: of a start checkpoint; the model's sizes are put into it. The host holds one model
-    at a time. UserError for wrong input, a full disk or a failed check; nothing is written then.
+    at a time, and one stacked parameter more. UserError for wrong input, a full disk or a failed
+    check; nothing is written then.
     """
     source, target = Path(source), Path(target)
     _check_arguments(source, target, to, step, dtype)
@@ -102,6 +103,7 @@ def _read(source: Path, step: int | None):
     """(model, tokenizer), for logits in float32."""
     if _is_run(source):
         model, tokenizer = checkpoint.load_model(source, step)
+        model = lora.merge(model)
     elif is_gguf(source) or (source / "config.json").is_file():
         model, tokenizer = models.from_pretrained(source), tokenizer_lib.load(source)
     else:

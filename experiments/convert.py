@@ -6,9 +6,11 @@
 Sources: the workdir of a run (its newest checkpoint, or --step), a Hugging Face folder, a GGUF
 file. The target is a new Hugging Face folder, for transformers and vLLM; with --to=checkpoint a
 workdir to start runs from (config.model.init_from). What was written is read back and compared
-(--check); the host holds one model in float32 at a time. On failure nothing is written.
+(--check). It runs on the CPU, with one model in float32 in memory at a time, and a stacked
+parameter more. On failure nothing is written.
 """
 
+import jax
 from absl import flags
 
 from configs import base
@@ -32,6 +34,7 @@ flags.mark_flags_as_required(["source", "target"])
 
 
 def main() -> None:
+    jax.config.update("jax_platforms", "cpu")  # the host's memory holds what one chip's may not
     check = convert(
         _SOURCE.value,
         _TARGET.value,

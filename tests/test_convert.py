@@ -9,14 +9,13 @@ import shutil
 import subprocess
 import sys
 
-import gguf
+import gguf_files
 import jax
 import numpy as np
 import optax
 import pytest
 import tiny
 from flax import nnx
-from safetensors.numpy import load_file
 
 from configs import base
 from cpgd_jax import checkpoint, config, convert, initial, models, sharding
@@ -104,55 +103,26 @@ def test_rounding_is_reported(exported, tmp_path, dtype):
     assert back == convert.Check(0.0, 0.0)
 
 
-def write_gguf(model, tokenizer, path):
-    """A Llama in float32, by the gguf package, rows of q and k in pairs as llama.cpp has them."""
-    c, writer = model.config, gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(c.num_layers)
-    writer.add_context_length(c.max_positions)
-    writer.add_embedding_length(c.hidden_size)
-    writer.add_feed_forward_length(c.mlp_size)
-    writer.add_head_count(c.num_heads)
-    writer.add_head_count_kv(c.num_kv_heads)
-    writer.add_rope_freq_base(c.rope_theta)
-    writer.add_layer_norm_rms_eps(c.norm_eps)
-    add_tokens(writer, tokenizer, c.vocab_size)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c.num_layers)
-    models.save_pretrained(model, path.with_name("hf"))
-    for name, array in load_file(path.with_name("hf") / "model.safetensors").items():
-        if "q_proj" in name or "k_proj" in name:
-            halves = array.reshape(-1, 2, c.head_dim // 2, c.hidden_size)
-            array = halves.swapaxes(1, 2).reshape(array.shape).copy()
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def add_tokens(writer, tokens, vocab_size):
-    """A byte-level vocabulary with one merge; ids beyond it are unused."""
-    kinds = [gguf.TokenType.CONTROL if t.startswith("<") else gguf.TokenType.NORMAL for t in tokens]
-    padding = [f"[PAD{i}]" for i in range(len(tokens), vocab_size)]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens + padding)
-    writer.add_token_types(kinds + [gguf.TokenType.UNUSED] * len(padding))
-    writer.add_token_merges(["1 0"])
-    writer.add_eos_token_id(1)
-
-
 def test_a_gguf_file(tmp_path):
     sizes = dict(vocab_size=48, num_layers=2, hidden_size=16, mlp_size=24, num_heads=4)
     sizes |= dict(num_kv_heads=2, head_dim=4, qkv_bias=False, norm_eps=1e-5, max_positions=512)
     model = tiny.random_model(models.ModelConfig(**sizes))
-    tokens = ["<|im_start|>", "<|im_end|>", "10", *"0123456789+-=abcdefghijklmnopqrstuvwxyz"]
-    write_gguf(model, tokens, tmp_path / "m.gguf")
-    assert convert.convert(tmp_path / "m.gguf", tmp_path / "out") == convert.Check(0.0, 0.0)
+    words = ["<|im_start|>", "<|im_end|>", "10", *"0123456789+-=abcdefghijklmnopqrstuvwxyz"]
+    vocab = {word: id for id, word in enumerate(words)}
+    added = [{"id": id, "content": words[id], "special": True} for id in (0, 1)]
+    tokenizer = {"model": {"vocab": vocab, "merges": ["1 0"]}, "added_tokens": added}
+    fields = gguf_files.tokenizer_fields(tokenizer, "gpt-2", eos=1)
+    fields |= gguf_files.metadata(model.config)
+    source = gguf_files.write(tmp_path / "m.gguf", fields, gguf_files.tensors(model))
+    assert convert.convert(source, tmp_path / "out") == convert.Check(0.0, 0.0)
     out = models.from_pretrained(tmp_path / "out")
     assert out.config == model.config
     tiny.assert_equal(params(out), params(model))
-    convert.convert(tmp_path / "m.gguf", tmp_path / "run", to="checkpoint", start_config=BASE)
-    tiny.assert_equal(params(checkpoint.load_model(tmp_path / "run")[0]), params(model))
+    assert tokenizer_lib.load(tmp_path / "out").encode("10+1<|im_end|>") == [2, 13, 4, 1]
+    convert.convert(source, tmp_path / "run", to="checkpoint", start_config=BASE)
+    convert.convert(tmp_path / "run", tmp_path / "back")
+    for path in (tmp_path / "out").iterdir():
+        assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from flax import nnx
 
 from cpgd_jax import atomic
 from cpgd_jax.errors import UserError
-from cpgd_jax.models import hf_config, safetensors_file
+from cpgd_jax.models import hf_config, lora, safetensors_file
 from cpgd_jax.models.hf_layout import INDEX, SINGLE, Slot, by_path, slots
 
 OURS = ("*.safetensors", INDEX, "config.json", "generation_config.json")
@@ -66,6 +66,7 @@ def write_files(
         raise UserError(
             f"dtype {dtype!r}: the files are one of {', '.join(safetensors_file.DTYPES)}"
         )
+    model = lora.merge(model)
     _write_tensors(model, folder, dtype, max_shard_bytes, report)
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
@@ -142,7 +143,8 @@ def _name_as_before(path: Path) -> None:
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
         if isinstance(config.get("extra_special_tokens"), list):
             config["additional_special_tokens"] = config.pop("extra_special_tokens")
-        _write_json(path, config)
+        how_it_was_loaded = ("is_local", "local_files_only")
+        _write_json(path, {k: v for k, v in config.items() if k not in how_it_was_loaded})
 
 
 def _write_json(path: Path, value: dict) -> None:

@@ -41,6 +41,10 @@ def get_config() -> ConfigDict:
     # parameters); block (all: a third more work); offload (as block, and what is left of a block
     # waits in the host's memory).
     m.remat = "block"
+    m.lora = ConfigDict()
+    m.lora.rank = 0  # train adapters of this rank beside frozen weights (LoRA); 0 = off
+    m.lora.alpha = 16.0  # what they add counts alpha / rank times
+    m.lora.targets = ("q", "k", "v", "o", "gate", "up", "down")  # projections that have one
 
     # ---- data
     d = c.data = ConfigDict()
@@ -55,8 +59,8 @@ def get_config() -> ConfigDict:
     d.answer_field = "answer"
     d.max_broken = 0.01  # share of unreadable rows, counted and left out, above which no run starts
     d.tokenizer = ""  # Hugging Face folder or tokenizer.json; "" = the arithmetic task's own
-    # "reasoning", "boxed", "worked_sums" (three worked sums as earlier turns) or "none"; the texts:
-    # cpgd_jax/data/prompts.py
+    # "reasoning", "boxed", "worked_sums" or "worked_questions" (worked examples as earlier turns),
+    # "none"; the texts are in cpgd_jax/data/prompts.py
     d.system_prompt = "reasoning"
     d.arithmetic = ConfigDict()
     d.arithmetic.max_operand = 20  # operands are 0..max_operand
@@ -121,6 +125,10 @@ def get_config() -> ConfigDict:
     # They are packed: a group's prompt once, responses end to end. About so many slots a row; 0 =
     # chosen by model.attention. A long response makes longer rows.
     t.row_len = 0
+    # `old` log-probs: "rescore" (by the trainer, a quarter of an update), or "sampler": the
+    # sampler's own, unless they differ on a microbatch by more than max_logp_gap nats a token.
+    t.old_logp = "rescore"
+    t.max_logp_gap = 0.01
     t.epochs = 1  # passes over a rollout; above 1 with the truncated weight of section 6.1
     o = c.optim = ConfigDict()
     o.lr = 1e-6
@@ -131,6 +139,10 @@ def get_config() -> ConfigDict:
     o.eps = 1e-8
     o.weight_decay = 0.01
     o.grad_clip = 1.0  # global norm
+    # Parameters that are not trained, as patterns of their paths: ("embed", "blocks.*_norm").
+    o.freeze = ()
+    # Of the parameters: float32, or bfloat16 (half the memory) rounded at random at each step.
+    o.master_dtype = "float32"
 
     # ---- supervised stage
     s = c.supervised = ConfigDict()

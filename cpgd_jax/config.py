@@ -16,6 +16,13 @@ from cpgd_jax.errors import UserError, nearest
 
 
 @dataclass(frozen=True)
+class Lora:
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Model:
     init_from: str
     size: str
@@ -35,6 +42,7 @@ class Model:
     dtype: str
     attention: str
     remat: str
+    lora: Lora
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,8 @@ class Train:
     minibatch_size: int
     microbatch_size: int
     row_len: int
+    old_logp: str
+    max_logp_gap: float
     epochs: int
 
 
@@ -130,6 +140,8 @@ class Optim:
     eps: float
     weight_decay: float
     grad_clip: float
+    freeze: tuple[str, ...]
+    master_dtype: str
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,14 @@ from cpgd_jax.errors import UserError, nearest
 CHOICES = {
     "stage": ("rl", "supervised"),
     "model.dtype": ("float32", "bfloat16"),
+    "optim.master_dtype": ("float32", "bfloat16"),
     "model.remat": ("none", "dots", "block", "offload"),
+    "train.old_logp": ("rescore", "sampler"),
     "model.attention": ("auto", "dense", "chunked", "splash", "cudnn"),
     "data.source": ("arithmetic", "jsonl", "tfds"),
-    "data.system_prompt": ("reasoning", "boxed", "worked_sums", "none"),
+    "data.system_prompt": ("reasoning", "boxed", "worked_sums", "worked_questions", "none"),
 }
+PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 POSITIVE = (
     "num_rollouts",
     "rollout.prompts",
@@ -33,9 +36,11 @@ POSITIVE = (
     "data.arithmetic.max_operand",
     "train.minibatch_size",
     "train.microbatch_size",
+    "train.max_logp_gap",
     "train.epochs",
     "supervised.steps",
     "supervised.batch_size",
+    "model.lora.alpha",
     "optim.lr",
     "optim.eps",
     "optim.grad_clip",
@@ -52,6 +57,7 @@ NOT_NEGATIVE = (
     "rollout.slots",
     "rollout.max_refills",
     "train.row_len",
+    "model.lora.rank",
     "optim.weight_decay",
     "optim.warmup_steps",
     "eval.every",
@@ -83,6 +89,7 @@ def check(c) -> None:
             raise UserError(f"config.{key} is {value!r}{hint}")
     _check_ranges(c)
     _check_model(c)
+    _check_lora(c)
     if c.stage == "supervised":
         _check_supervised(c)
     else:
@@ -143,6 +150,18 @@ def _check_model(c) -> None:
         )
 
 
+def _check_lora(c) -> None:
+    targets = c.model.lora.targets
+    for name in targets:
+        if name not in PROJECTIONS:
+            raise UserError(
+                f"config.model.lora.targets has {name!r}{nearest(name, PROJECTIONS)}: they are of"
+                f" {', '.join(PROJECTIONS)}"
+            )
+    if c.model.lora.rank and not targets:
+        raise UserError("config.model.lora.targets is (): name a projection, or set rank to 0")
+
+
 def _check_supervised(c) -> None:
     if c.data.source != "arithmetic":
         raise UserError(
@@ -177,3 +196,19 @@ def _check_rollout(c) -> None:
             f"config.train.microbatch_size {micro} does not divide"
             f" config.train.minibatch_size {mini}"
         )
+    if c.train.old_logp == "sampler":
+        _check_sampler_is_old(c)
+
+
+def _check_sampler_is_old(c) -> None:
+    r = c.rollout
+    for key, value, off in (
+        ("rollout.top_k", r.top_k, 0),
+        ("rollout.top_p", r.top_p, 1.0),
+        ("loss.sampler_is_cap", c.loss.sampler_is_cap, 0),
+    ):
+        if value != off:
+            raise UserError(
+                f"config.train.old_logp is 'sampler' and config.{key} {value}: the law sampled is"
+                f" then not the one that is trained; set it to {off}, or old_logp to 'rescore'"
+            )

@@ -10,16 +10,16 @@ from pathlib import Path
 import jax
 from flax import nnx
 
-from cpgd_jax import checkpoint, config_checks, gguf_file, models, sharding
+from cpgd_jax import checkpoint, config_checks, gguf_file, models, optim, sharding
 from cpgd_jax import sizes as sizes_lib
 from cpgd_jax.config import Config, Model
 from cpgd_jax.data import tokenizer as tokenizer_lib
 from cpgd_jax.errors import UserError
-from cpgd_jax.models import weights
+from cpgd_jax.models import lora, weights
 from cpgd_jax.train_step import init_state
 
 # Of a ModelConfig, what the config may choose anew for given parameters.
-FREE = ("dtype", "attention", "remat", "init_std", "max_positions")
+FREE = ("dtype", "attention", "remat", "lora", "init_std", "max_positions")
 
 
 def tokenizer(config: Config) -> tokenizer_lib.Tokenizer:
@@ -84,23 +84,57 @@ def state(config: Config, mesh, optimizer):
     """
     sizes = checkpoint.model_config(config.model)
 
+    def begin(params):
+        """Marked, in the masters' dtype, with the optimiser's state."""
+        trained = lora.is_adapter if sizes.lora.rank else lambda path: True
+        params = optim.freeze(params, config.optim.freeze, trained)
+        dtype = config.optim.master_dtype
+        return init_state(jax.tree.map(lambda x: x.astype(dtype), params), optimizer)
+
+    graphdef, abstract = _abstract(sizes)
+    shardings = sharding.param_shardings(mesh, jax.eval_shape(begin, abstract))
+    start = jax.jit(begin, out_shardings=shardings, donate_argnums=0)
+    return graphdef, start(_params(config, sizes, mesh))
+
+
+def _params(config: Config, sizes: models.ModelConfig, mesh):
+    """Random ones or those of init_from; adapters that it lacks are as adapters start."""
+
     def fresh():
         return nnx.split(models.Qwen2(sizes, nnx.Rngs(config.seed)))[1]
 
-    graphdef = nnx.split(nnx.eval_shape(lambda: models.Qwen2(sizes, nnx.Rngs(0))))[0]
-    abstract = jax.eval_shape(fresh)
-    shardings = sharding.param_shardings(mesh, abstract)
     folder = Path(config.model.init_from)
+    shardings = sharding.param_shardings(mesh, jax.eval_shape(fresh))
     if not config.model.init_from:
-        params = jax.jit(fresh, out_shardings=shardings)()
-    elif _is_run(folder):
-        params = checkpoint.load_params(folder, abstract, shardings)
+        return jax.jit(fresh, out_shardings=shardings)()
+    if _is_run(folder):
+        params = _of_run(folder, sizes, mesh)
     else:
-        params = nnx.split(models.from_pretrained(folder, dtype=sizes.dtype, mesh=mesh))[1]
-    abstract = jax.eval_shape(lambda p: init_state(p, optimizer), params)
-    shardings = sharding.param_shardings(mesh, abstract)
-    start = jax.jit(lambda p: init_state(p, optimizer), out_shardings=shardings, donate_argnums=0)
-    return graphdef, start(params)
+        model = models.from_pretrained(folder, sizes.dtype, mesh, config.optim.master_dtype)
+        params = nnx.split(model)[1]
+    if sizes.lora.rank and not lora.adapters(params):
+        new = jax.jit(lambda: lora.adapters(fresh()), out_shardings=lora.adapters(shardings))
+        params = nnx.merge_state(params, new())
+    return params
+
+
+def _of_run(folder: Path, sizes: models.ModelConfig, mesh):
+    """Parameters of an earlier run: with its adapters if ours are alike, else with them merged."""
+    theirs = checkpoint.sizes(folder).lora
+    _, abstract = _abstract(dataclasses.replace(sizes, lora=theirs))
+    params = checkpoint.load_params(folder, abstract, sharding.param_shardings(mesh, abstract))
+    if theirs == sizes.lora or not theirs.rank:
+        return params
+    adapters, base = nnx.split_state(params, lora.is_adapter, ...)
+    merge = jax.jit(
+        lambda *parts: lora.merge_params(nnx.merge_state(*parts), theirs), donate_argnums=0
+    )
+    return merge(base, adapters)
+
+
+def _abstract(sizes: models.ModelConfig):
+    """(graphdef, shapes of the parameters)."""
+    return nnx.split(nnx.eval_shape(lambda: models.Qwen2(sizes, nnx.Rngs(0))))
 
 
 def _is_run(folder: Path) -> bool:

@@ -24,6 +24,7 @@ RULES = {  # logical axis -> mesh axis or axes; None = whole on every device
     "head_dim": None,
     "mlp": "tensor",
     "norm": None,
+    "lora": None,  # the rank of an adapter
     "batch": ("data", "fsdp"),
 }
 

@@ -9,8 +9,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 from jax.sharding import Mesh
 
+from cpgd_jax import optim
 from cpgd_jax.ops import masked
 from cpgd_jax.types import Microbatches, TrainBatch, TrainState
 
@@ -37,19 +39,23 @@ def make_train_step(
         logp_BT, entropy_BT = (to_rows(x, packed.place_WC, rows.mask_BT) for x in found)
         return loss(rows, logp_BT, entropy_BT, weight_BT)
 
-    def add_microbatch(grads, xs, params):
-        (_, metrics), grad = jax.value_and_grad(micro_loss, has_aux=True)(params, *xs)
+    def add_microbatch(grads, xs, trained, frozen):
+        def loss_of(trained):
+            return micro_loss(nnx.merge_state(trained, frozen), *xs)
+
+        (_, metrics), grad = jax.value_and_grad(loss_of, has_aux=True)(trained)
         return jax.tree.map(lambda a, g: a + g.astype(a.dtype), grads, grad), metrics
 
     def step(state: TrainState, micro: Microbatches):
-        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), state.params)
+        trained, frozen = optim.split(state.params)
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), trained)
         grads, metrics = jax.lax.scan(
-            lambda grads, xs: add_microbatch(grads, xs, state.params),
+            lambda grads, xs: add_microbatch(grads, xs, trained, frozen),
             zeros,
             (micro, _weights(token_weights, micro.rows)),
         )
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        updates, opt_state = optimizer.update(grads, state.opt_state, trained)
+        params = nnx.merge_state(optax.apply_updates(trained, updates), frozen)
         metrics = masked.total(metrics)
         metrics["grad_norm"] = masked.Max(optax.tree.norm(grads))
         return TrainState(state.step + 1, params, opt_state), metrics
@@ -71,8 +77,9 @@ def to_rows(x_WC, place_WC, mask_BT):
 
 
 def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step."""
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    """The state before the first step; the optimiser knows of trained parameters only."""
+    trained, _ = optim.split(params)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(trained))
 
 
 def _weights(token_weights, rows: TrainBatch):

@@ -27,7 +27,7 @@ class Example(NamedTuple):
     prompt: str  # the question, without chat markup
     gold: str  # the reference answer, as the reward's verifier reads it
     target: str = ""  # a demonstration (supervised stage only)
-    images: tuple[str, ...] = ()  # paths or places of them in its source, in the order of the prompt
+    images: tuple[str, ...] = ()  # paths or places in its source, in the order of the prompt
 
 
 class PromptBatch(NamedTuple):
@@ -108,5 +108,5 @@ class TrainState:
     """Everything that training changes on the device; donated to the train step."""
 
     step: Array  # int32 [], optimiser steps done
-    params: Any  # nnx.State of the model (float32 masters)
-    opt_state: Any  # optax state
+    params: Any  # nnx.State of the model: float32 masters, or bfloat16 by optim.master_dtype
+    opt_state: Any  # optax state, of the trained parameters

@@ -45,6 +45,7 @@ EXCEPTIONS = {  # (module, what it imports): why
         "advantages",
         "losses.kl",
     ): "a KL term in the reward is the estimator of the KL term in the loss",
+    ("train_step", "optim"): "the step asks which parameters are trained",
     ("checkpoint", "data.tokenizer"): "a checkpoint holds its tokenizer",
     ("checkpoint", "models"): "a checkpoint is read back as a model",
     ("report", "metrics"): "the report reads the names that metrics writes",

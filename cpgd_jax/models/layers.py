@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+ADAPTER = "_lora"  # ends the name of the adapter of a projection, see `cpgd_jax.models.lora`
+
 
 def param(rngs: nnx.Rngs, shape, axes, *, std: float | None = None, value: float = 0.0):
     """A float32 parameter. `axes` names each dimension for `cpgd_jax.sharding`.
@@ -29,6 +31,32 @@ def rms_norm(x, scale_D, eps: float):
     return (x32 * scale_D.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
 
 
+def adapted(owner, name: str, x, y):
+    """y, the projection `name` of x, with what its adapter adds where the owner has one."""
+    adapter = getattr(owner, name + ADAPTER, None)
+    return y if adapter is None else y + adapter(x)
+
+
+@jax.custom_vjp
+def linear(x, w):
+    """x [..., D], w [D, ...] -> [..., ...], the last axis of x against the first of w.
+
+    The gradient of w has x on the left. The other way about, which is what the transposition rule
+    gives, XLA's CPU backend transposes the cotangent element by element, as dear as the product.
+    """
+    return jnp.tensordot(x, w, 1)
+
+
+def _linear_backward(inputs, dy):
+    x, w = inputs
+    outer, inner = tuple(range(x.ndim - 1)), tuple(range(x.ndim - 1, dy.ndim))
+    dx = jax.lax.dot_general(dy, w, ((inner, tuple(range(1, w.ndim))), ((), ())))
+    return dx, jax.lax.dot_general(x, dy, ((outer, outer), ((), ())))
+
+
+linear.defvjp(lambda x, w: (linear(x, w), (x, w)), _linear_backward)
+
+
 class Mlp(nnx.Module):
     """SwiGLU: down(silu(gate(x)) * up(x)) (arXiv 2002.05202)."""
 
@@ -40,5 +68,8 @@ class Mlp(nnx.Module):
         self.down = param(rngs, (L, F, D), ("layers", "mlp", "embed"), std=std)
 
     def __call__(self, x):
-        gate, up, down = (w[...].astype(x.dtype) for w in (self.gate, self.up, self.down))
-        return (jax.nn.silu(x @ gate) * (x @ up)) @ down
+        hidden = jax.nn.silu(self._project(x, "gate")) * self._project(x, "up")
+        return self._project(hidden, "down")
+
+    def _project(self, x, name):
+        return adapted(self, name, x, linear(x, getattr(self, name)[...].astype(x.dtype)))

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cpgd_jax.models import attention, kv_cache, remat, rope
-from cpgd_jax.models.layers import Mlp, param, rms_norm
+from cpgd_jax.config import Lora
+from cpgd_jax.models import attention, kv_cache, lora, remat, rope
+from cpgd_jax.models.layers import Mlp, adapted, linear, param, rms_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,7 @@ class ModelConfig:
     attention: str = "auto"  # of whole sequences; see `attention.over`
     remat: str = "none"  # what the backward pass computes again; see `remat.POLICIES`
     init_std: float = 0.02
+    lora: Lora = lora.OFF
     max_positions: int = 32_768  # the longest sequence it was made for; kept for config.json only
 
 
@@ -58,14 +60,17 @@ class Attention(nnx.Module):
         return rope.rotate(q, cos, sin), rope.rotate(k, cos, sin), v
 
     def _project(self, x, name):
-        y = jnp.einsum("...d,dnh->...nh", x, getattr(self, name)[...].astype(x.dtype))
+        y = linear(x, getattr(self, name)[...].astype(x.dtype))
+        y = adapted(self, name, x, y)
         bias = getattr(self, f"{name}_bias", None)
         if bias is None:
             return y
         return y + bias[...].astype(x.dtype).reshape((1,) * (y.ndim - 2) + bias.shape)
 
     def out(self, y):
-        return jnp.einsum("...nh,nhd->...d", y, self.o[...].astype(y.dtype))
+        o_ND = self.o[...].astype(y.dtype).reshape(-1, self.o.shape[-1])
+        x = linear(y.reshape(*y.shape[:-2], -1), o_ND)
+        return adapted(self, "o", y, x)
 
 
 class Blocks(nnx.Module):
@@ -95,6 +100,7 @@ class Qwen2(nnx.Module):
         self.final_norm = param(rngs, (c.hidden_size,), ("norm",), value=1.0)
         if not c.tie_embeddings:
             self.unembed = param(rngs, (c.vocab_size, c.hidden_size), table_axes, std=c.init_std)
+        lora.attach(self.blocks, c.lora, rngs)  # last: the base is the same without
 
     @property
     def head_VD(self):

@@ -28,7 +28,7 @@ def forward(model, work: Work) -> int:
 
 
 def train_step(model, work: Work) -> int:
-    """Of forward and backward pass."""
+    """Of forward and backward pass, every parameter trained."""
     return 3 * forward(model, work)
 
 

@@ -17,7 +17,7 @@ class Trainer:
 
     def __init__(self, config: Config):
         mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-        optimizer = optim.make_optimizer(config.optim, config.total_steps)
+        optimizer = optim.make_optimizer(config.optim, config.total_steps, config.seed)
         graphdef, self.state = initial.state(config, mesh, optimizer)
         shardings = jax.tree.map(lambda x: x.sharding, self.state)
         self.run = Run(config, Path(), None, None, [], mesh, graphdef, optimizer, shardings)

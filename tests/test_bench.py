@@ -52,7 +52,6 @@ def test_the_command_prints_one_json_line(repo):
     [
         (["los"], "name one of loss, reward, rollout, logprob, train_step"),
         (["rollout", "--workload=short"], "choose one of fixed, ragged, long"),
-        (["rollout", "--compare=hf", "--peer_python=hf=/nowhere/python"], "/nowhere/python"),
     ],
 )
 def test_wrong_flags_end_in_one_line(repo, arguments, message):
@@ -137,6 +136,7 @@ def test_padded_rows_give_the_same_step(one_device):
         assert value == pytest.approx(losses[1][name], rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.slow
 def test_compile_time(one_device, monkeypatch):
     monkeypatch.setattr(train_step, "DEEP", 2)
     monkeypatch.setattr(train_step, "FLAT", 1)

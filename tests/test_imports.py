@@ -48,6 +48,8 @@ EXCEPTIONS = {  # (module, what it imports): why
     ("train_step", "optim"): "the step asks which parameters are trained",
     ("checkpoint", "data.tokenizer"): "a checkpoint holds its tokenizer",
     ("checkpoint", "models"): "a checkpoint is read back as a model",
+    ("rollout", "models.decoder"): "the rollout decodes with the model's blocks",
+    ("rollout", "models.kv_cache"): "and keeps their cache",
     ("report", "metrics"): "the report reads the names that metrics writes",
     ("data.rows", "rewards.answers"): "a gold's box is opened as the verifier opens it",
     ("data.prepare", "rewards.golds"): "golds that cannot be compared are reported with the rows",

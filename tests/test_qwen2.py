@@ -126,27 +126,6 @@ def test_a_row_of_padding_only_is_finite():
     assert np.isfinite(models.logits(make(), ids(2, 4), mask_BT)).all()
 
 
-def test_cached_decoding_equals_the_whole_sequence():
-    """Two prompts of unlike length, three responses each, decoded a token at a time."""
-    model, group, steps = make(), 3, 5
-    mask_QS = np.arange(6) >= np.array([[2], [0]])
-    prompt_QS, response_BT = ids(2, 6), ids(6, steps, seed=1)
-    graphdef, params = nnx.split(model)
-    decode = jax.jit(lambda params, *args: nnx.merge(graphdef, params).decode(*args))
-    hidden_QD, cache = model.prefill(jnp.asarray(prompt_QS), jnp.asarray(mask_QS), group, steps)
-    got = [model.head(jnp.repeat(hidden_QD, group, axis=0))]
-    for t in range(steps):
-        position_B = jnp.asarray(np.repeat(mask_QS.sum(1), group) + t)
-        mask_BT = jnp.broadcast_to(jnp.arange(steps) <= t, (6, steps))
-        token_B = jnp.asarray(response_BT[:, t])
-        hidden_BD, cache = decode(params, token_B, position_B, t, mask_BT, cache)
-        got.append(model.head(hidden_BD))
-    token_BT = np.concatenate([np.repeat(prompt_QS, group, 0), response_BT], axis=1)
-    mask_BT = np.concatenate([np.repeat(mask_QS, group, 0), np.ones((6, steps), bool)], axis=1)
-    whole_BTV = models.logits(model, token_BT, mask_BT)[:, 5:]
-    np.testing.assert_allclose(jnp.stack(got, axis=1), whole_BTV, rtol=1e-5, atol=1e-5)
-
-
 def loss_of(graphdef, token_BT):
     def loss(params):
         model = nnx.merge(graphdef, params)

@@ -1,7 +1,7 @@
 """Qwen2 / Qwen2.5 decoder (arXiv 2407.10671), NNX used functionally, layers stacked and scanned.
 
-`graphdef, params = nnx.split(model)` once; inside jit `nnx.merge(graphdef, params)`. Three entries:
-`hidden` (whole sequences, training and scoring), `prefill` and `decode` (the rollout's cache).
+`graphdef, params = nnx.split(model)` once; inside jit `nnx.merge(graphdef, params)`. Entries:
+`hidden` and `packed_hidden` (whole sequences, training and scoring), `prefill` (the rollout).
 Hidden states become logits by `head`; training never does that for all tokens at once.
 """
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cpgd_jax.config import Lora
-from cpgd_jax.models import attention, kv_cache, lora, remat, rope
+from cpgd_jax.models import attention, lora, remat, rope
 from cpgd_jax.models.layers import Mlp, adapted, linear, param, rms_norm
 
 
@@ -120,37 +120,12 @@ class Qwen2(nnx.Module):
         """Final hidden states [W, U, D] of packed rows, a `types.Packed`."""
         return self._sequence(packed.token_WU, packed.position_WU, packed.spans)[0]
 
-    def prefill(self, token_QS, mask_QS, group: int, max_new_tokens: int):
-        """Hidden state of each prompt's last column [Q, D] (prompts left-padded), and the cache."""
-        hidden_QSD, (k, v) = self._padded(token_QS, mask_QS, keep_kv=True)
-        return hidden_QSD[:, -1], kv_cache.start(k, v, mask_QS, group, max_new_tokens)
-
-    def decode_layers(self):
-        """The layers one by one, for `decode`; made outside the loop, so that it is done once."""
-        _, layers = nnx.split(self.blocks)
-        return [jax.tree.map(lambda x, i=i: x[i], layers) for i in range(self.config.num_layers)]
-
-    def decode(self, token_B, position_B, column, mask_BT, cache, layers=None):
-        """One token of every row: hidden [B, D] and the cache with column `column` written.
-
-        mask_BT: response columns that the row may attend to, `column` included.
-        layers: `decode_layers()`. Unrolled, with a cache a layer: a scan would copy what it slices.
+    def prefill(self, token_QS, mask_QS):
+        """Of left-padded prompts: (hidden state of the last column [Q, D], keys, values); rotated
+        keys and values are [L, Q, S, K, H]. `decoder.step` goes on from there.
         """
-        c = self.config
-        cos, sin = rope.angles(position_B, c.head_dim, c.rope_theta)
-        # without the barrier every layer and head computes its own angles and mask
-        cos, sin, mask_BT = jax.lax.optimization_barrier((cos, sin, mask_BT))
-        graphdef = nnx.split(self.blocks)[0]
-        x, layer_caches = self._embed(token_B), []
-        for layer, layer_cache in zip(layers or self.decode_layers(), cache.layers, strict=True):
-
-            def attend(q, k, v, layer_cache=layer_cache):
-                layer_caches.append(kv_cache.write(layer_cache, column, k, v))
-                return attention.attend_shared(q, layer_caches[-1], cache.prompt_mask_QS, mask_BT)
-
-            x = nnx.merge(graphdef, layer)(x, cos, sin, attend)
-        x = rms_norm(x, self.final_norm[...], c.norm_eps)
-        return x, cache.replace(layers=tuple(layer_caches))
+        hidden_QSD, (k_LQSKH, v_LQSKH) = self._padded(token_QS, mask_QS, keep_kv=True)
+        return hidden_QSD[:, -1], k_LQSKH, v_LQSKH
 
     def _embed(self, token):
         return self.embed[...][token].astype(self.config.dtype)

@@ -7,9 +7,10 @@ from flax import nnx
 
 from cpgd_jax import types
 from cpgd_jax.errors import UserError
-from cpgd_jax.rollout import engine
+from cpgd_jax.rollout import engine, memory
+from cpgd_jax.rollout.shapes import Requests
 
-__all__ = ["generate"]
+__all__ = ["generate", "plan"]
 MIN_BUCKET = 16  # prompt lengths are padded to powers of two from here, so few shapes are compiled
 
 
@@ -17,7 +18,7 @@ def generate(
     model,
     prompts,
     samples_per_prompt: int = 8,
-    max_new_tokens: int = 128,
+    max_new_tokens=128,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -25,15 +26,19 @@ def generate(
     seed: int = 0,
     slots: int | None = None,
     forbidden_ids=(),
+    dtype: str = "",
+    cache_dtype: str = "",
 ) -> list[list[types.Completion]]:
     """Samples `samples_per_prompt` responses to each prompt: Q lists of G `Completion`s.
 
     model: an NNX module such as `models.Qwen2`. prompts: Q lists of token ids. temperature 0 is
     greedy; the ln-probabilities reported then are those at temperature 1, else those of the law
     sampled (after temperature, top-k, top-p). stop_ids: each ends a response and is its last token.
-    forbidden_ids: never sampled. slots: at most so many responses are decoded at a time. The
-    samples of a prompt depend on the seed, the prompt and how often the same prompt stood earlier
-    in the list, not on the other prompts, their order or `slots`.
+    forbidden_ids: never sampled. max_new_tokens: the length cap, or one a prompt. slots: at most so
+    many responses are decoded at a time; None = as many as fit into memory, see `plan`. dtype,
+    cache_dtype: of decoding and of its keys and values ("float32", "bfloat16"; "" = the model's).
+    The samples of a prompt depend on the seed, the prompt and how often the same prompt stood
+    earlier in the list, not on the other prompts, their order, `slots` or devices.
     Raises UserError for arguments outside their range.
     """
     prompts = [np.asarray(p).reshape(-1) for p in prompts]
@@ -45,13 +50,10 @@ def generate(
     if len(set(forbidden_ids)) == vocab_size:
         raise UserError("forbidden_ids holds every id: leave at least one that can be sampled")
     _check_law(temperature, top_k, top_p)
-    for name, value in (
-        ("samples_per_prompt", samples_per_prompt),
-        ("max_new_tokens", max_new_tokens),
-        ("slots", 1 if slots is None else slots),
-    ):
-        if value < 1:
-            raise UserError(f"{name} is {value}: give 1 or more")
+    _check_counts(samples_per_prompt, max_new_tokens, slots, len(prompts))
+    for name, value in (("dtype", dtype), ("cache_dtype", cache_dtype)):
+        if value not in ("", "float32", "bfloat16"):
+            raise UserError(f"{name} is {value!r}: give 'float32', 'bfloat16' or ''")
     if not prompts:
         return []
     graphdef, params = nnx.split(model)
@@ -61,7 +63,7 @@ def generate(
         *pad_prompts(prompts),
         prompt_id_Q=prompt_ids(prompts),
         group=samples_per_prompt,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=np.reshape(max_new_tokens, (-1, 1)),
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -69,10 +71,34 @@ def generate(
         forbidden_ids=forbidden_ids,
         key=(seed, 0),
         slots=slots,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
     )
     completions = [_completion(rollout, row) for row in range(len(rollout.truncated_B))]
     G = samples_per_prompt
     return [completions[q * G : (q + 1) * G] for q in range(len(prompts))]
+
+
+def plan(
+    model,
+    prompts,
+    samples_per_prompt: int = 8,
+    max_new_tokens=128,
+    slots: int | None = None,
+    cache_dtype: str = "",
+) -> memory.Plan:
+    """What `generate` would hold on each device and the most slots that fit; allocates nothing.
+
+    Raises UserError when `slots` do not fit.
+    """
+    prompts = [np.asarray(p).reshape(-1) for p in prompts]
+    _check_prompts(prompts, model.config.vocab_size)
+    _check_counts(samples_per_prompt, max_new_tokens, slots, len(prompts))
+    asked = Requests(
+        len(prompts), samples_per_prompt, max(map(len, prompts)), int(np.max(max_new_tokens))
+    )
+    mesh = engine.mesh_of(nnx.split(model)[1])
+    return memory.plan(model.config, mesh, asked, slots, cache_dtype or model.config.dtype)
 
 
 def pad_prompts(prompts) -> tuple[np.ndarray, np.ndarray]:
@@ -119,6 +145,19 @@ def _check_ids(name: str, ids, vocab_size: int):
     for i in ids:
         if not 0 <= i < vocab_size:
             raise UserError(f"{name} {i} is outside the vocabulary: give 0..{vocab_size - 1}")
+
+
+def _check_counts(samples_per_prompt, max_new_tokens, slots, prompts: int):
+    for name, value in (
+        ("samples_per_prompt", samples_per_prompt),
+        ("max_new_tokens", np.min(max_new_tokens)),
+        ("slots", 1 if slots is None else slots),
+    ):
+        if value < 1:
+            raise UserError(f"{name} is {value}: give 1 or more")
+    if np.size(max_new_tokens) not in (1, prompts):
+        count = np.size(max_new_tokens)
+        raise UserError(f"max_new_tokens holds {count} caps for {prompts} prompts: give one each")
 
 
 def _check_law(temperature, top_k, top_p):

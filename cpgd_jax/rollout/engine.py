@@ -1,54 +1,29 @@
-"""The rollout: one prefill a prompt, shared by its samples, then decoding until every row stopped.
+"""The rollout: prompts prefilled once, slots that refill, a batch that narrows at the end.
 
-`sample` is what training calls: arrays in, a `types.Rollout` of host arrays out. One compilation
-for each shape (prompts, prompt length, group, response cap) and each kind of sampling (greedy,
-top-k, top-p on or off); weights, temperature, top-p, stop and forbidden ids, keys are arguments.
+`sample` is what training calls: host arrays in, a `types.Rollout` of host arrays out. The decode
+loop (`programs.decode`) runs on the device; the host looks in when its recent columns are full, to
+page them out, or when slots stand idle, to bring the next prompts in or to narrow the batch.
+
+What is compiled, however many rollouts of whatever lengths follow: a prefill for each power of two
+of prompt lengths, and a decode loop for each power of two of the longest prompt, of the slots (from
+those asked for down to 8) and of the pages in use. Weights, keys, temperature, top-p, stop and
+forbidden ids and the length caps are arguments.
 """
 
-import functools
-from typing import Any, NamedTuple
-
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from jax.sharding import Mesh
 
-from cpgd_jax import types
-from cpgd_jax.rollout import sampling
-
-
-class Law(NamedTuple):
-    """What is compiled in of the sampling law."""
-
-    greedy: bool
-    top_k: int  # 0 = off
-    use_top_p: bool
-    use_forbidden: bool
-
-
-class Requests(NamedTuple):
-    """The rows of one jitted call and how they are sampled; all of it is traced."""
-
-    prompt_QS: Any  # int32, left-padded
-    prompt_mask_QS: Any  # bool
-    prompt_id_B: Any  # uint32
-    sample_B: Any  # int32, index of the row within its group
-    active_B: Any  # bool; False = filling, its output is dropped
-    key: Any  # of (seed, step)
-    stop_V: Any  # bool, True = this id ends a response
-    forbidden_V: Any  # bool, True = this id is never sampled
-    temperature: Any
-    top_p: Any
-
-
-class _Loop(NamedTuple):
-    token_index: Any  # of the next token to sample, the same for all rows
-    token_B: Any  # the last token sampled
-    done_B: Any
-    length_B: Any  # tokens sampled, the stop token included
-    response_BT: Any
-    logp_BT: Any
-    cache: Any
+from cpgd_jax import sharding, types
+from cpgd_jax.models import decoder as decoder_lib
+from cpgd_jax.rollout import memory, programs
+from cpgd_jax.rollout import prompts as prompts_lib
+from cpgd_jax.rollout.answers import Answers
+from cpgd_jax.rollout.prompts import Prompts, Unit
+from cpgd_jax.rollout.records import Dials, Law, Row
+from cpgd_jax.rollout.shapes import NARROWEST, power_of_two, shapes
+from cpgd_jax.rollout.shard import Shard
+from cpgd_jax.rollout.stores import Stores, join, part
 
 
 def sample(
@@ -59,7 +34,7 @@ def sample(
     *,
     prompt_id_Q,
     group: int,
-    max_new_tokens: int,
+    max_new_tokens,
     key,
     stop_ids: tuple[int, ...],
     temperature: float = 1.0,
@@ -67,129 +42,172 @@ def sample(
     top_p: float = 1.0,
     forbidden_ids: tuple[int, ...] = (),
     slots: int | None = None,
+    dtype: str = "",
+    cache_dtype: str = "",
 ) -> types.Rollout:
     """Samples `group` responses to each of Q left-padded prompts.
 
-    graphdef, params: `nnx.split(model)`. key: (seed, step) or a jax random key. prompt_id_Q: ints
-    that name the prompts for the random numbers; the text of (key, prompt id, sample) depends on
-    nothing else. stop_ids: each ends a response and belongs to it. forbidden_ids: never sampled, as
-    if their logits were -inf. temperature 0: greedy, ln-probabilities reported at temperature 1.
-    slots: at most so many responses are decoded at a time, in whole groups if they fit; None or 0 =
-    all. sampler_logp_BT is that of the law sampled: after temperature, top-k, top-p and forbidden
-    ids. Columns past the end hold id 0 and are masked out.
+    graphdef, params: `nnx.split(model)`; on a mesh, the rows are split over its data axes. key:
+    (seed, step) or a jax random key. prompt_id_Q: ints that name the prompts for the random
+    numbers; the text of (key, prompt id, sample) depends on nothing else. max_new_tokens: the cap,
+    or one a response, [Q, G]. stop_ids: each ends a response and belongs to it. forbidden_ids:
+    never sampled, as if their logits were -inf. temperature 0: greedy, ln-probabilities reported at
+    temperature 1. slots: at most so many responses are decoded at a time; None or 0: see `memory`.
+    dtype, cache_dtype: of decoding and of its keys and values; "" = the model's.
+    sampler_logp_BT is that of the law sampled: after temperature, top-k, top-p and forbidden ids.
+    Columns past the end hold id 0 and are masked out. UserError when the slots do not fit.
     """
-    Q, T = len(prompt_QS), max_new_tokens
+    decoder = decoder_lib.decoder(graphdef, params, dtype)
+    dials = Dials(
+        _key(key),
+        _table(stop_ids, decoder.config.vocab_size),
+        _table(forbidden_ids, decoder.config.vocab_size),
+        np.float32(temperature or 1.0),
+        np.float32(top_p),
+    )
+    prompts = Prompts(
+        [np.asarray(ids)[mask] for ids, mask in zip(prompt_QS, prompt_mask_QS, strict=True)],
+        (np.asarray(prompt_id_Q).astype(np.int64) & 0xFFFFFFFF).astype(np.uint32),
+        np.broadcast_to(max_new_tokens, (len(prompt_QS), group)).astype(np.int32),
+    )
     law = Law(temperature == 0, int(top_k), top_p < 1.0, bool(forbidden_ids))
-    vocab_size = _vocab_size(graphdef, params)
-    shared = dict(
-        key=_key(key),
-        stop_V=_table(stop_ids, vocab_size),
-        forbidden_V=_table(forbidden_ids, vocab_size),
-        temperature=np.float32(temperature or 1.0),
-        top_p=np.float32(top_p),
-    )
-    prompt_id_Q = (np.asarray(prompt_id_Q).astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)
-    response = np.zeros((Q * group, T), np.int32)
-    logp = np.zeros((Q * group, T), np.float32)
-    length = np.zeros(Q * group, np.int32)
-    done = np.zeros(Q * group, bool)
-    for prompt_C, sample_G in _plan(Q, group, slots):
-        prompt_B, sample_B = np.repeat(prompt_C, len(sample_G)), np.tile(sample_G, len(prompt_C))
-        active_B = (prompt_B < Q) & (sample_B < group)
-        source_C = np.minimum(prompt_C, Q - 1)
-        requests = Requests(
-            prompt_QS=np.asarray(prompt_QS)[source_C],
-            prompt_mask_QS=np.asarray(prompt_mask_QS)[source_C],
-            prompt_id_B=prompt_id_Q[np.minimum(prompt_B, Q - 1)],
-            sample_B=sample_B,
-            active_B=active_B,
-            **shared,
+    return _Engine(graphdef, params, decoder, law, dials, prompts, slots, cache_dtype).run()
+
+
+class _Engine:
+    """One rollout."""
+
+    def __init__(self, graphdef, params, decoder, law, dials, prompts, slots, cache_dtype):
+        self.graphdef, self.params, self.decoder = graphdef, params, decoder
+        self.law, self.dials, self.prompts = law, dials, prompts
+        self.mesh = mesh_of(params)
+        self.weights = decoder_lib.weights(graphdef, params, decoder.config.dtype, self.mesh)
+        config, asked = decoder.config, prompts.requests()
+        cache_dtype, ways = cache_dtype or config.dtype, sharding.row_ways(self.mesh)
+        slots = memory.plan(config, self.mesh, asked, slots, cache_dtype).slots
+        sizes = shapes(asked, slots, ways)
+        self.stores = Stores(self.mesh, config, sizes, ways, cache_dtype)
+        self.shards = [Shard(sizes.slots, sizes.places) for _ in range(ways)]
+        self.units = prompts_lib.units(prompts, asked.parts(ways))
+        self.group = max(len(unit.sample_G) for unit in self.units)
+        self.answers = Answers(prompts.limit_QG.reshape(-1), dials.stop_V)
+        self.queue_rows = power_of_two(3 * sizes.slots + self.group)
+        self.lookahead = max(self.group, sizes.slots // 4)  # requests that should be waiting
+
+    def run(self) -> types.Rollout:
+        while True:
+            self._load()
+            if not self._busy():
+                return self.answers.rollout()
+            if not self.units and not any(shard.queue for shard in self.shards):
+                self._narrow()
+            self._decode()
+            if self.stores.column == self.stores.shapes.page:
+                self.stores.page_out(self.shards)
+
+    def _busy(self) -> int:
+        """Busy slots of the busiest shard."""
+        return max(len(shard.busy) for shard in self.shards)
+
+    def _narrow(self) -> None:
+        slots = power_of_two(self._busy(), NARROWEST)
+        if slots < self.stores.shapes.slots:
+            self.stores.narrow(self.shards, slots)
+
+    # ---- prompts
+
+    def _load(self) -> None:
+        """Prefills prompts until enough requests wait, and gives them to idle slots."""
+        while self.units:
+            columns = self.prompts.columns(self.units[0].prompt)
+            size = self.stores.shapes.prefill_batch(columns)
+            dealt = prompts_lib.deal(self.units, self.shards, size, self.group, self.lookahead)
+            if not any(dealt):
+                break
+            self._prefill(dealt)
+        for shard in self.shards:
+            shard.fill(self.stores.column)
+
+    def _prefill(self, dealt) -> None:
+        *arrays, at_C = prompts_lib.batch(self.prompts, dealt, self.stores.shapes, self.group)
+        arrays = jax.device_put(arrays, sharding.batch_sharding(self.mesh))
+        with jax.set_mesh(self.mesh):  # as in training, attention sees where it is
+            k, v, token_CG, logp_CG = programs.prefill(
+                self.graphdef, self.params, *arrays, dials=self.dials, law=self.law
+            )
+        self.stores.place(k, v, at_C)
+        rows = len(at_C) // len(dealt)
+        token_CG, logp_CG = jax.device_get((token_CG, logp_CG))
+        for d, (shard, of_shard) in enumerate(zip(self.shards, dealt, strict=True)):
+            for row, (place, unit) in enumerate(of_shard, start=d * rows):
+                self._enqueue(shard, place, unit, token_CG[row], logp_CG[row])
+
+    def _enqueue(self, shard: Shard, place: int, unit: Unit, token_G, logp_G) -> None:
+        """The samples of a prompt whose first token did not end them."""
+        q, (ids, id_Q, limit_QG) = unit.prompt, self.prompts
+        request_G = q * limit_QG.shape[1] + unit.sample_G
+        token_G, logp_G = token_G[: len(request_G)], logp_G[: len(request_G)]
+        self.answers.add(request_G, token_G, logp_G)
+        shard.prompt_len_Q[place] = len(ids[q])
+        for g in np.flatnonzero(~self.answers.ended(request_G)):
+            row = Row(
+                request=request_G[g],
+                prompt_id=id_Q[q],
+                sample=unit.sample_G[g],
+                prompt=place,
+                prompt_len=len(ids[q]),
+                limit=limit_QG[q, unit.sample_G[g]],
+                count=1,
+                token=token_G[g],
+            )
+            shard.queue.append(row)
+
+    # ---- decoding
+
+    def _decode(self) -> None:
+        """Runs the loop until the host has something to do."""
+        stores, since = self.stores, self.stores.column
+        sizes = (stores.page_count, stores.shapes.pages_a_slot, self.queue_rows)
+        recent, slots, tape, taken, column = programs.decode(
+            self.decoder,
+            self.law,
+            self.mesh,
+            stores.shapes.lanes,
+            self.weights,
+            stores.prompts,
+            stores.pages,
+            stores.recent,
+            join([shard.account(*sizes) for shard in self.shards]),
+            self.dials,
+            np.int32(since),
+            np.int32(self._floor()),
         )
-        out = jax.device_get(
-            _rollout(graphdef, params, requests, group=len(sample_G), max_new_tokens=T, law=law)
-        )
-        row = (prompt_B * group + sample_B)[active_B]
-        response[row], logp[row], length[row], done[row] = (x[active_B] for x in out)
-    mask_BT = np.arange(T)[None] < length[:, None]
-    return types.Rollout(response, mask_BT, logp, ~done)
+        stores.recent = recent
+        slots, tape, taken, column = jax.device_get((slots, tape, taken, column))
+        stores.column = int(column)
+        self.answers.add(*(x[since : stores.column] for x in tape))
+        for shard, own, count in zip(self.shards, part(slots, len(taken)), taken, strict=True):
+            shard.update(own, int(count))
+        rate = taken.max() / (stores.column - since) * stores.shapes.page
+        self.lookahead = int(np.clip(1.5 * rate, self.group, 2 * stores.shapes.slots))
+
+    def _floor(self) -> int:
+        """With so many busy slots the loop returns: prompts are to be loaded, or it narrows."""
+        busy = self._busy()
+        if self.units:
+            return busy * 3 // 4
+        return power_of_two(busy) // 2 if busy > NARROWEST else 0
 
 
-def _plan(prompts: int, group: int, slots: int | None):
-    """(prompt indices [C], sample indices [G']) of each jitted call, all of one shape.
-
-    Indices past the end fill the last call.
-    """
-    slots = min(slots or prompts * group, prompts * group)
-    if slots >= group:
-        width = slots // group
-        return [
-            (np.arange(start, start + width), np.arange(group, dtype=np.int32))
-            for start in range(0, prompts, width)
-        ]
-    return [
-        (np.arange(q, q + 1), np.arange(start, start + slots, dtype=np.int32))
-        for q in range(prompts)
-        for start in range(0, group, slots)
-    ]
-
-
-@functools.partial(jax.jit, static_argnames=("graphdef", "group", "max_new_tokens", "law"))
-def _rollout(graphdef, params, requests: Requests, *, group, max_new_tokens, law):
-    """(response_BT, logp_BT, length_B, done_B) of Q * group rows."""
-    model = nnx.merge(graphdef, params)
-    T = max_new_tokens
-    key_B = sampling.row_keys(requests.key, requests.prompt_id_B, requests.sample_B)
-    prompt_len_B = jnp.repeat(requests.prompt_mask_QS.sum(axis=1), group)
-    column_1T = jnp.arange(T)[None]
-    layers = model.decode_layers()
-
-    def append(loop, logits_BV):
-        uniform_B2 = sampling.uniforms(key_B, loop.token_index)
-        token_B, logp_B = _draw(logits_BV, uniform_B2, requests, law)
-        token_B = jnp.where(loop.done_B, 0, token_B)
-        logp_B = jnp.where(loop.done_B, 0.0, logp_B)
-        at = (0, loop.token_index)
-        return loop._replace(
-            token_index=loop.token_index + 1,
-            token_B=token_B,
-            done_B=loop.done_B | requests.stop_V[token_B],
-            length_B=loop.length_B + ~loop.done_B,
-            response_BT=jax.lax.dynamic_update_slice(loop.response_BT, token_B[:, None], at),
-            logp_BT=jax.lax.dynamic_update_slice(loop.logp_BT, logp_B[:, None], at),
-        )
-
-    def step(loop):
-        column = loop.token_index - 1
-        visible_BT = jnp.broadcast_to(column_1T <= column, loop.response_BT.shape)
-        hidden_BD, cache = model.decode(
-            loop.token_B, prompt_len_B + column, column, visible_BT, loop.cache, layers
-        )
-        return append(loop._replace(cache=cache), model.head(hidden_BD))
-
-    hidden_QD, cache = model.prefill(requests.prompt_QS, requests.prompt_mask_QS, group, T)
-    logits_BV = jnp.repeat(model.head(hidden_QD), group, axis=0)
-    loop = append(_start(requests.active_B, T, cache), logits_BV)
-    loop = jax.lax.while_loop(lambda s: (s.token_index < T) & ~s.done_B.all(), step, loop)
-    return loop.response_BT, loop.logp_BT, loop.length_B, loop.done_B
-
-
-def _start(active_B, T: int, cache) -> _Loop:
-    B = len(active_B)
-    zero_B, zero_BT = jnp.zeros(B, jnp.int32), jnp.zeros((B, T))
-    return _Loop(jnp.int32(0), zero_B, ~active_B, zero_B, zero_BT.astype(jnp.int32), zero_BT, cache)
-
-
-def _draw(logits_BV, uniform_B2, requests: Requests, law: Law):
-    if law.use_forbidden:
-        logits_BV = jnp.where(requests.forbidden_V[None], -jnp.inf, logits_BV)
-    return sampling.sample_token(
-        logits_BV,
-        uniform_B2,
-        temperature=requests.temperature,
-        top_k=law.top_k,
-        top_p=requests.top_p if law.use_top_p else None,
-        greedy=law.greedy,
-    )
+def mesh_of(params) -> Mesh:
+    """The mesh that the parameters are on, or one that splits rows over their devices."""
+    placed = jax.tree.leaves(params)[0].sharding
+    mesh = getattr(placed, "mesh", None)
+    if mesh is None:
+        return sharding.make_mesh(devices=list(placed.device_set)[:1])
+    if set(sharding.MESH_AXES) <= set(mesh.axis_names):
+        return mesh
+    return sharding.make_mesh(devices=list(mesh.devices.flat))
 
 
 def _key(key):
@@ -197,10 +215,6 @@ def _key(key):
         seed, step = key
         return jax.random.fold_in(jax.random.key(seed), step)
     return key
-
-
-def _vocab_size(graphdef, params) -> int:
-    return jax.eval_shape(lambda p: nnx.merge(graphdef, p).head_VD, params).shape[0]
 
 
 def _table(ids, vocab_size: int) -> np.ndarray:

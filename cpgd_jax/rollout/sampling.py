@@ -21,12 +21,12 @@ def row_keys(key, prompt_id_B, sample_B):
 
 
 def uniforms(key_B, token_index):
-    """Two uniforms in [0, 1) a row for the token at `token_index`: [B, 2] float32."""
+    """Two uniforms in [0, 1) a row, [B, 2] float32. token_index: of its token, or one for all."""
 
-    def one_row(key):
+    def one_row(key, token_index):
         return jax.random.uniform(jax.random.fold_in(key, token_index), (2,))
 
-    return jax.vmap(one_row)(key_B)
+    return jax.vmap(one_row)(key_B, jnp.broadcast_to(token_index, key_B.shape))
 
 
 def sample_token(logits_BV, uniform_B2, *, temperature=1.0, top_k=0, top_p=None, greedy=False):

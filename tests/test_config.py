@@ -93,14 +93,24 @@ def test_wrong_types():
     refused("config.optim.lr is 'high'", "float", optim__lr="high")
     refused("config.model.remat is 1", "str", model__remat=1)
     refused("config.loss.drift_coef is 'x'", "float or None", loss__drift_coef="x")
+    refused("config.optim.freeze is 'embed'", "a tuple of texts", optim__freeze="embed")
     refused("config.seed is True", "int", seed=True)
     refused("config.reward.functions is 'my:f'", "a tuple of texts", reward__functions="my:f")
     refused("config.reward.functions is (1,)", "a tuple of texts", reward__functions=(1,))
 
 
+def lora(**changes):
+    return {"model__lora": {"rank": 4, "alpha": 8.0, "targets": ("q", "v")} | changes}
+
+
 CONTRADICTIONS = [
     (dict(stage="rll"), "config.stage is 'rll' (did you mean 'rl'?)"),
     (dict(model__remat="blok"), "did you mean 'block'?"),
+    (lora(rank=-1), "config.model.lora.rank is -1: it must be 0 or above"),
+    (lora(alpha=0.0), "config.model.lora.alpha is 0.0: it must be above 0"),
+    (lora(targets=("q", "gat")), "config.model.lora.targets has 'gat' (did you mean 'gate'?)"),
+    (lora(targets=()), "config.model.lora.targets is (): name a projection"),
+    (dict(optim__master_dtype="float16"), "choose one of float32, bfloat16"),
     (dict(model__dtype="float16"), "choose one of float32, bfloat16"),
     (dict(data__source="json"), "did you mean 'jsonl'?"),
     (dict(data__system_prompt="resoning"), "did you mean 'reasoning'?"),

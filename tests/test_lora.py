@@ -199,8 +199,12 @@ def test_a_run_with_adapters_from_end_to_end(base_run, tmp_path):
     assert all((x == merged[name]).all() for name, x in params(exported).items())
 
     mesh, optimizer = sharding.make_mesh(), optim.make_optimizer(config.optim, 2)
-    for rank, expected in ((2, trained), (3, merged)):
-        config = adapted_config(tmp_path / "run", model__lora=LORA | {"rank": rank})
+    for source, rank, expected in (
+        ("run", 2, trained),
+        ("run", 3, merged),
+        ("exported", 3, merged),
+    ):
+        config = adapted_config(tmp_path / source, model__lora=LORA | {"rank": rank})
         _, state = initial.state(config, mesh, optimizer)
         got = {name: np.asarray(x[...]) for name, x in by_path(state.params).items()}
         assert all(np.allclose(got[name], x, atol=1e-6) for name, x in expected.items())

@@ -22,21 +22,32 @@ from cpgd_jax.sharding import RULES
 LOWEST = -1e30  # logit of an id counted before; finite, so that 0 * (LOWEST - peak) is 0, not NaN
 
 
+TILES = {"cpu": (1024, 2048), "else": (8192, 4096)}  # tokens, ids; a processor's must fit its cache
+
+
 def token_logprobs(
-    hidden, head_VD, token, *, temperature: float, token_chunk: int = 8192, vocab_chunk: int = 2048
+    hidden,
+    head_VD,
+    token,
+    *,
+    temperature: float,
+    token_chunk: int | None = None,
+    vocab_chunk: int | None = None,
 ):
     """ln softmax(hidden @ head.T / temperature)[token] and the entropy: float32, shaped as `token`.
 
     hidden [..., D] is the state that predicts token [...] (int): rows [B, T] or packed tokens [C].
     head_VD is cast to hidden's dtype a chunk at a time; its gradient is summed in float32.
-    token_chunk, vocab_chunk: a tile has at most so many tokens a data-parallel device, and ids.
+    token_chunk, vocab_chunk: a tile has at most so many tokens a data-parallel device, and ids;
+    None = what suits the backend.
     Raises ValueError for a temperature that is not positive.
     """
     if temperature <= 0:
         raise ValueError(f"temperature {temperature} is not positive: scoring has no greedy limit")
     chex.assert_equal_shape_prefix((hidden, token), token.ndim)
     chex.assert_equal_shape_suffix((hidden, head_VD), 1)
-    chunks = -(-token.size // (token_chunk * math.prod(map(_ways, RULES["batch"]))))
+    tokens, ids = TILES.get(jax.default_backend(), TILES["else"])
+    chunks = -(-token.size // ((token_chunk or tokens) * math.prod(map(_ways, RULES["batch"]))))
 
     def fold(x):
         """[C, ...] -> [M, c, ...], strided, so that tokens spread over devices stay spread."""
@@ -44,7 +55,7 @@ def token_logprobs(
         return jnp.swapaxes(x.reshape(-1, chunks, *x.shape[1:]), 0, 1)
 
     hidden_McD, token_Mc = fold(hidden.reshape(token.size, -1)), fold(token.reshape(-1))
-    out = _logprobs(hidden_McD, head_VD, token_Mc, temperature, vocab_chunk)
+    out = _logprobs(hidden_McD, head_VD, token_Mc, temperature, vocab_chunk or ids)
     return tuple(x_Mc.T.reshape(-1)[: token.size].reshape(token.shape) for x_Mc in out)
 
 
@@ -116,7 +127,7 @@ def _grads(
     """(dhidden [1, M, c, D] float32, dhead_VD). The vocabulary is the outer loop, so that a row of
     the head's gradient is summed, in float32, before it is written; hidden's is carried along."""
 
-    def of_tile(chunk, dhead_vD, xs):
+    def of_tile(chunk, dhead_Dv, xs):
         hidden_cD, token_c, law, dlogp_c, dentropy_c, dhidden_cD = xs
         logits_cv = _logits(hidden_cD, chunk, temperature)
         logp_cv = (logits_cv - law.peak_Mc[:, None]) - law.log_mass_Mc[:, None]
@@ -126,15 +137,16 @@ def _grads(
         dlogits_cv = jnp.where(chunk.new_v[None], dlogits_cv / temperature, 0.0)
         dlogits_cv = dlogits_cv.astype(hidden_cD.dtype)
         dhidden_cD += _einsum("cv,vd->cd", dlogits_cv, chunk.head_vD)
-        return dhead_vD + _einsum("cv,cd->vd", dlogits_cv, hidden_cD), dhidden_cD
+        # this way about, since XLA's CPU backend would transpose the tile, as dear as a product
+        return dhead_Dv + _einsum("cd,cv->dv", hidden_cD, dlogits_cv), dhidden_cD
 
     def of_chunk(grads, i):
         dhidden_McD, dhead_VD = grads
         chunk = _chunk(head_VD, i, first_id, vocab_chunk, hidden_McD.dtype)
         xs = (hidden_McD, token_Mc, law, dlogp_Mc, dentropy_Mc, dhidden_McD)
-        zeros_vD = jnp.zeros(chunk.head_vD.shape, jnp.float32)
-        dhead_vD, dhidden_McD = jax.lax.scan(functools.partial(of_tile, chunk), zeros_vD, xs)
-        dhead_vD, start = dhead_vD.astype(dhead_VD.dtype), chunk.id_v[0] - first_id
+        zeros_Dv = jnp.zeros(chunk.head_vD.shape[::-1], jnp.float32)
+        dhead_Dv, dhidden_McD = jax.lax.scan(functools.partial(of_tile, chunk), zeros_Dv, xs)
+        dhead_vD, start = dhead_Dv.T.astype(dhead_VD.dtype), chunk.id_v[0] - first_id
         dhead_VD = jax.lax.dynamic_update_slice_in_dim(dhead_VD, dhead_vD, start, 0)
         return (dhidden_McD, dhead_VD), None
 

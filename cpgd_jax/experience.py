@@ -28,10 +28,8 @@ def collect(run: Run, row: Algorithm, params, reference, verifier, index: int, p
         "prompt_mask_BS": np.repeat(drawn.prompts.mask_QS, G, axis=0),
         "response_BT": rollout.response_BT,
     }
-    old_BT, ref_BT = (
-        _score(run, p, rows, rollout.mask_BT) if p is not None else None
-        for p in (params, reference)
-    )
+    old_BT, found = _old_logp(run, params, rows, rollout)
+    ref_BT = None if reference is None else _score(run, reference, rows, rollout.mask_BT)
     started = time.monotonic()
     scored = groups.rewarded(config, row, drawn)
     wait_s = time.monotonic() - started
@@ -54,7 +52,8 @@ def collect(run: Run, row: Algorithm, params, reference, verifier, index: int, p
         ref_logp_BT=ref_BT if row.kl_coef > 0 and row.kl_in == "loss" else None,
         sampler_logp_BT=rollout.sampler_logp_BT if row.sampler_is_cap > 0 else None,
     )
-    metrics = _metrics(scored, old_BT) | {
+    metrics = _metrics(scored) | {
+        **found,
         "reward/timeouts": verifier.timeouts - timeouts,
         "reward/errors": verifier.errors - errors,
         "time/reward_wait_s": wait_s,
@@ -89,6 +88,33 @@ def _trained(row: Algorithm, scored: groups.Scored) -> np.ndarray:
     return scored.rollout.mask_BT & keep_B[:, None]
 
 
+def _old_logp(run: Run, params, rows: dict, rollout):
+    """(old_BT, metrics): the trainer's own, or the sampler's where that is asked for and close.
+
+    How close is measured on one microbatch, or a group if that is more.
+    """
+    t, G = run.config.train, run.config.rollout.samples_per_prompt
+    if t.old_logp == "sampler":
+        count = max(t.microbatch_size // G, 1) * G
+        first = {name: x[:count] for name, x in rows.items()}
+        gap = _gap(rollout, _score(run, params, first, rollout.mask_BT[:count]))
+        if gap["rollout/logp_gap_max"] <= t.max_logp_gap:
+            old_BT = np.where(rollout.mask_BT, rollout.sampler_logp_BT, 0.0)
+            return old_BT, gap | {"old/rescored": 0.0}
+    old_BT = _score(run, params, rows, rollout.mask_BT)
+    return old_BT, _gap(rollout, old_BT) | {"old/rescored": 1.0}
+
+
+def _gap(rollout, scored_bT) -> dict:
+    """Between sampler and trainer, on the responses that were scored: the first b."""
+    mask_bT, sampler_bT = (x[: len(scored_bT)] for x in (rollout.mask_BT, rollout.sampler_logp_BT))
+    gap_bT = np.abs(np.where(mask_bT, sampler_bT - scored_bT, 0.0))
+    return {
+        "rollout/logp_gap_mean": float(gap_bT.sum() / max(mask_bT.sum(), 1)),
+        "rollout/logp_gap_max": float(gap_bT.max()),
+    }
+
+
 def _score(run: Run, params, rows: dict, mask_BT):
     logp_BT, _ = score_rollout(
         run.graphdef,
@@ -104,17 +130,14 @@ def _score(run: Run, params, rows: dict, mask_BT):
     return logp_BT
 
 
-def _metrics(scored: groups.Scored, old_BT) -> dict:
+def _metrics(scored: groups.Scored) -> dict:
     rollout = scored.rollout
-    gap_BT = np.abs(np.where(rollout.mask_BT, rollout.sampler_logp_BT - old_BT, 0.0))
     return {
         "reward/mean": float(np.nanmean(scored.reward_QG)),
         "reward/accuracy": float(np.mean([s.accuracy for s in scored.scores])),
         "reward/format": float(np.mean([s.format for s in scored.scores])),
         "response/length_mean": float(rollout.mask_BT.sum(axis=1).mean()),
         "response/truncated_frac": float(rollout.truncated_B.mean()),
-        "rollout/logp_gap_mean": float(gap_BT.sum() / max(rollout.mask_BT.sum(), 1)),
-        "rollout/logp_gap_max": float(gap_BT.max()),
         **_extra_rewards(scored.scores),
         **masked.to_host(group_metrics(scored.reward_QG)),
     }

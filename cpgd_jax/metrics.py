@@ -34,12 +34,14 @@ REQUIRED_METRICS = (
     "entropy",  # nats a token
     "grad_norm",  # before clipping
     "lr",
+    "old/rescored",  # 1: `old` is the trainer's, 0: the sampler's own
     "rollout/logp_gap_mean",  # |sampler - trainer|, nats a token
     "rollout/logp_gap_max",
     "time/rollout_s",
     "time/train_s",
     "rollout/tokens_per_s",
     "train/tokens_per_s",
+    "train/mfu",  # model FLOPs a second over those of matrix products of the model's sizes
 )
 # A supervised step reports at least these.
 REQUIRED_SUPERVISED = ("step", "loss/nll", "grad_norm", "lr")

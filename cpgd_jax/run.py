@@ -1,6 +1,7 @@
 """What a run consists of, built from its config before the first step."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from cpgd_jax import initial, optim, packing, progress, sharding, workdir
+from cpgd_jax import flops, initial, matmul_rate, optim, packing, progress, sharding, workdir
 from cpgd_jax.config import Config
 from cpgd_jax.data import batching, sources
 from cpgd_jax.data.tokenizer import Tokenizer
@@ -31,6 +32,22 @@ class Run:
     graphdef: Any  # of the model; `nnx.merge(graphdef, params)` inside jit
     optimizer: optax.GradientTransformation
     shardings: TrainState  # of the state, on the mesh
+
+    def speed(self, batch: TrainBatch, seconds: float) -> dict:
+        """Metrics of an optimiser step that took so long."""
+        work = flops.work(batch.prompt_mask_BS, batch.mask_BT, batch.group_B)
+        done = flops.train_step(self.config.model, work)
+        return {
+            "time/train_s": seconds,
+            "train/tokens_per_s": work.head_tokens / seconds,
+            "train/mfu": done / seconds / self._flops_per_s,
+        }
+
+    @functools.cached_property
+    def _flops_per_s(self) -> float:
+        """Of matrix products on all devices of the mesh; measured once."""
+        model = self.config.model
+        return matmul_rate.flops_per_s(model, model.dtype) * self.mesh.size
 
     @property
     def row_len(self) -> int:
@@ -57,7 +74,7 @@ def build(config: Config, folder: str | Path) -> tuple[Run, TrainState]:
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     _check_rows(mesh, "train.microbatch_size", config.train.microbatch_size)
     check_memories(mesh, config.model.remat)
-    optimizer = optim.make_optimizer(config.optim, config.total_steps)
+    optimizer = optim.make_optimizer(config.optim, config.total_steps, config.seed)
     graphdef, state = initial.state(config, mesh, optimizer)
     folder = workdir.claim(folder, config)
     tokenizer.save_pretrained(folder / "tokenizer")

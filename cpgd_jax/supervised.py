@@ -41,8 +41,7 @@ def train(config: Config, workdir: str) -> dict:
         row |= {
             "step": index + 1,
             "lr": float(learning_rate(index)),
-            "time/train_s": seconds,
-            "train/tokens_per_s": float(batch.mask_BT.sum()) / seconds,
+            **run.speed(batch, seconds),
         }
         return Advanced(state, [row], [], position + size)
 

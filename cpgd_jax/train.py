@@ -54,8 +54,7 @@ def train(config: Config, workdir: str) -> dict:
                         "lr": float(learning_rate(done - 1)),
                         **metrics,
                         **shared,
-                        "time/train_s": seconds,
-                        "train/tokens_per_s": float(minibatch.mask_BT.sum()) / seconds,
+                        **run.speed(minibatch, seconds),
                     }
                 )
         return Advanced(state, rows, samples, position)

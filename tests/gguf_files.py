@@ -121,9 +121,11 @@ def in_transformers(path):
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     config = AutoConfig.for_model(**load_gguf_checkpoint(path)["config"])
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
     tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
     assert not unexpected and missing == ["lm_head.weight"] * config.tie_word_embeddings
     model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # no tensor of the file
     return model.eval()

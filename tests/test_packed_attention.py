@@ -3,10 +3,12 @@
 import functools
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cpgd_jax.errors import UserError
 from cpgd_jax.models import attention, chunked_attention, splash
 from cpgd_jax.types import Spans
 
@@ -116,3 +118,70 @@ def test_splash_is_accepted_by_the_tpu_compiler_s_front(width):
     )
     module = jax.export.export(jax.jit(grad), platforms=["tpu"])(*arrays).mlir_module()
     assert module.count("tpu_custom_call") >= 3  # forward, dq, dkv
+
+
+def test_chunked_visits_the_blocks_in_which_something_is_seen():
+    spans = make_spans([[(33, [70, 5, 90]), (20, [16])], [(10, [3])]], P=64, C=192)
+    block, U = 16, 256
+    slot_U = np.arange(U)
+    first, prompt_first, prompt_end = (x[..., None] for x in spans)
+    sees = (slot_U >= first) | ((slot_U >= prompt_first) & (slot_U < prompt_end))
+    sees &= slot_U <= slot_U[:, None]
+    expected_ZX = sees.reshape(2, 16, block, 16, block).any(axis=(2, 4)).reshape(32, 16)
+    blocks = Spans(*(jnp.asarray(x).reshape(-1, block) for x in spans))
+    key_ZX, count_Z = chunked_attention.live(blocks, 2)
+    assert 0.05 < expected_ZX.mean() < 0.3
+    for z, (keys, count) in enumerate(zip(key_ZX, count_Z, strict=True)):
+        assert (keys[:count] - z // 16 * 16).tolist() == np.flatnonzero(expected_ZX[z]).tolist()
+
+
+def array_sizes(jaxpr):
+    for equation in jaxpr.eqns:
+        yield from (v.aval.size for v in equation.outvars)
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from array_sizes(inner)
+
+
+def test_chunked_holds_no_scores_of_a_whole_row():
+    spans = make_spans([[(500, [1000, 500])]], P=512, C=1536)
+    arrays, weight = inputs(spans, heads=(1, 1, 1))
+    attend = attention.over(spans, "auto", "float32")
+    grad = jax.grad(lambda *x: (attend(*x) * weight).sum(), (0, 1, 2))
+    sizes = list(array_sizes(jax.make_jaxpr(grad)(*arrays).jaxpr))
+    assert attention.BLOCK**2 in sizes  # the walk sees the inner programs
+    assert max(sizes) < 2048**2 / 32
+
+
+def test_bfloat16_is_close_to_float32(dense):
+    arrays, weight = inputs(SPANS)
+    rounded = [jnp.asarray(x, jnp.bfloat16) for x in arrays]
+    attend = functools.partial(chunked_attention.attend, spans=SPANS, block=32)
+    found = value_and_grads(lambda *x: attend(*x).astype(jnp.float32), rounded, weight)
+    assert found[1].dtype == found[2].dtype == found[3].dtype == jnp.bfloat16
+    for x, y in zip(found, dense, strict=True):
+        assert 0 < np.abs(np.asarray(x, np.float32) - y).max() < 0.03 * np.abs(y).max()
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "slots", "name"),
+    [
+        ("cpu", "float32", 4096, "chunked"),
+        ("cpu", "float32", 128, "dense"),
+        ("tpu", "bfloat16", 4096, "splash"),
+        ("gpu", "bfloat16", 4096, "cudnn"),
+        ("gpu", "float32", 4096, "chunked"),
+    ],
+)
+def test_the_device_chooses(platform, dtype, slots, name, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    assert attention.choose("auto", slots, dtype) == name
+    assert attention.choose("dense", slots, dtype) == "dense"
+    assert (
+        attention.row_len("auto", dtype) == attention.ROW_LEN[attention.choose("auto", 512, dtype)]
+    )
+
+
+def test_cudnn_in_float32_is_one_line():
+    arrays, _ = inputs(SPANS)
+    with pytest.raises(UserError, match="'cudnn' and config.model.dtype 'float32'"):
+        attention.over(SPANS, "cudnn", "float32")(*arrays)

@@ -3,32 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from batches import train_batch
 
 from cpgd_jax import packing
-from cpgd_jax.types import TrainBatch
 
-
-def make_batch(prompts, lengths, T=None, seed=0) -> TrainBatch:
-    """prompts: tokens of each group's prompt; lengths: of each group's responses."""
-    rng = np.random.default_rng(seed)
-    S, T = max(prompts), T or max(max(row) for row in lengths)
-    group_B = np.repeat(np.arange(len(prompts), dtype=np.int32), [len(row) for row in lengths])
-    prompt_QS = rng.integers(1, 99, (len(prompts), S)).astype(np.int32)
-    prompt_mask_QS = np.arange(S) >= S - np.array(prompts)[:, None]
-    mask_BT = np.arange(T) < np.concatenate(lengths).astype(int)[:, None]
-    B = len(group_B)
-    return TrainBatch(
-        prompt_BS=prompt_QS[group_B],
-        prompt_mask_BS=prompt_mask_QS[group_B],
-        response_BT=rng.integers(1, 99, (B, T)).astype(np.int32),
-        mask_BT=mask_BT,
-        old_logp_BT=rng.normal(-3.0, 0.3, (B, T)).astype(np.float32),
-        advantage_BT=np.repeat(rng.normal(size=(B, 1)), T, axis=1).astype(np.float32),
-        group_B=group_B,
-    )
-
-
-RAGGED = make_batch([5, 1, 30, 9], [[3, 70, 1, 8], [2, 2, 2, 2], [40, 0, 7, 100], [0, 0, 0, 0]])
+RAGGED = train_batch([5, 1, 30, 9], [[3, 70, 1, 8], [2, 2, 2, 2], [40, 0, 7, 100], [0, 0, 0, 0]])
 
 
 def visible(packed, m, w):
@@ -77,7 +56,7 @@ def test_rows_keep_their_arrays():
 
 
 def test_a_group_stays_together_and_its_prompt_is_there_once():
-    batch = make_batch([20] * 4, [[5, 6, 7, 8]] * 4)
+    batch = train_batch([20] * 4, [[5, 6, 7, 8]] * 4)
     micro = packing.pack(batch, 8)
     for m in range(2):
         assert len(set(micro.rows.group_B[m].tolist())) == 2
@@ -91,7 +70,7 @@ def test_a_group_stays_together_and_its_prompt_is_there_once():
 def test_microbatches_and_rows_are_balanced():
     rng = np.random.default_rng(1)
     lengths = np.minimum(rng.geometric(1 / 64, (32, 8)), 512)
-    batch = make_batch([64] * 32, lengths.tolist(), T=512)
+    batch = train_batch([64] * 32, lengths.tolist(), T=512)
     orders = packing.microbatches(batch, 64)
     tokens = [batch.mask_BT[order].sum() for order in orders]
     assert [len(order) for order in orders] == [64] * 4
@@ -139,6 +118,6 @@ def test_widths_are_few():
 
 
 def test_rows_that_do_not_divide_are_dealt_too():
-    orders = packing.microbatches(make_batch([3] * 5, [[2]] * 5), 2)
+    orders = packing.microbatches(train_batch([3] * 5, [[2]] * 5), 2)
     assert sorted(np.concatenate(orders).tolist()) == list(range(5))
     assert sorted(map(len, orders)) == [1, 2, 2]

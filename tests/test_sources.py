@@ -157,7 +157,7 @@ def test_a_file_source_needs_its_paths(key):
         data(source="jsonl", **named)
 
 
-def test_a_generated_source_imports_neither_tfds_nor_grain():
+def test_a_generated_source_imports_neither_tfds_nor_grain(repo):
     code = (
         "import sys\nfrom configs import base\nfrom cpgd_jax import config\n"
         "from cpgd_jax.data import sources\n"
@@ -165,7 +165,7 @@ def test_a_generated_source_imports_neither_tfds_nor_grain():
         "sources.load(data, 0).train(0)\n"
         "assert not {'tensorflow_datasets', 'grain', 'PIL'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=repo, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

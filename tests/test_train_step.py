@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import plain
 import pytest
 import tiny
 from flax import nnx
@@ -15,9 +16,8 @@ from cpgd_jax import models, run, sharding, train
 from cpgd_jax.algorithms import ALGORITHMS
 from cpgd_jax.losses.policy import policy_loss
 from cpgd_jax.ops import masked
-from cpgd_jax.rollout import scoring
-from cpgd_jax.train_step import init_state
-from cpgd_jax.types import TrainBatch
+from cpgd_jax.train_step import init_state, make_train_step
+from cpgd_jax.types import Microbatches, Packed, TrainBatch
 
 SIZES = models.ModelConfig(
     vocab_size=32, num_layers=1, hidden_size=16, mlp_size=32, num_heads=2, num_kv_heads=2,
@@ -209,7 +209,7 @@ def test_meshes_equal_one_device(sizes):
 def logp_of_responses(given, params, batch):
     model = nnx.merge(given.graphdef, params)
     rows = (batch.prompt_BS, batch.prompt_mask_BS, batch.response_BT, batch.mask_BT)
-    return np.array(scoring.response_logprobs(model, *rows, temperature=1.0)[0])
+    return np.array(plain.response_logprobs(model, *rows)[0])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -223,3 +223,24 @@ def test_one_step_raises_what_was_good_and_lowers_what_was_bad(name):
     state, _ = train.make_step(given, ALGORITHMS[name])(state, given.pack(batch))
     good, bad = (logp_of_responses(given, state.params, batch) - before).sum(axis=1)
     assert good > 1e-4 and bad < -1e-4
+
+
+def test_gradients_are_added_up_in_float32():
+    """bfloat16 parameters: 1 and then 256 gradients of 2^-9, each lost if added to a bfloat16 1."""
+    share_M11 = np.full((257, 1, 1), 2.0**-9, np.float32)
+    share_M11[0] = 1.0
+    rows = TrainBatch(*[None] * 3, share_M11 > 0, None, share_M11, None)
+    packed = Packed(None, None, None, None, np.zeros((257, 1, 1), np.int32))
+    params = nnx.State({"w": nnx.Param(jnp.zeros(1, jnp.bfloat16), logical_axes=("norm",))})
+    state = init_state(params, optax.sgd(1.0))
+    step = make_train_step(
+        lambda params, packed: (params["w"][...].astype(jnp.float32)[None], jnp.zeros((1, 1))),
+        lambda rows: rows.advantage_BT,
+        lambda rows, logp_BT, entropy_BT, weight_BT: ((weight_BT * logp_BT).sum(), {}),
+        optax.sgd(1.0),
+        jax.tree.map(lambda x: x.sharding, state),
+        sharding.make_mesh(devices=jax.devices()[:1]),
+    )
+    state, metrics = step(state, Microbatches(rows, packed))
+    assert float(metrics["grad_norm"].value) == 1.5
+    assert float(state.params["w"][...][0]) == -1.5

@@ -14,7 +14,8 @@ from cpgd_jax import checkpoint, sharding
 from cpgd_jax import config as config_lib
 from cpgd_jax.models.qwen2 import ModelConfig, Qwen2
 
-TIMED = ("time/", "rollout/tokens_per_s", "train/tokens_per_s")  # differ between equal runs
+# Differ between equal runs.
+TIMED = ("time/", "rollout/tokens_per_s", "train/tokens_per_s", "train/mfu")
 
 TINY = {
     "num_rollouts": 2,

@@ -8,14 +8,28 @@ REASONING = (
 )
 # For models too small to follow it: the answer in a box, no tags.
 BOXED = "Work it out briefly. End with the final result in \\boxed{}."
-SYSTEM_PROMPTS = {"reasoning": REASONING, "boxed": BOXED, "worked_sums": "", "none": ""}
 # Earlier turns (question, answer) that show the form, for models that do not follow a description.
+_SUMS = (("7+5=?", "7+5=12", 12), ("19-4=?", "19-4=15", 15), ("8+9=?", "8+9=17", 17))
+_QUESTIONS = (
+    (
+        "Ada has 3 boxes of 4 pens and gives 5 pens away. How many pens are left?",
+        "3*4=12 pens, 12-5=7 are left",
+        7,
+    ),
+    (
+        "A shop sells 6 cakes in the morning and twice as many later. How many does it sell?",
+        "2*6=12 later, 6+12=18 in all",
+        18,
+    ),
+)
 WORKED = {
-    "worked_sums": tuple(
-        (f"{sum_}=?", rf"<think>{sum_}={total}</think><answer>\boxed{{{total}}}</answer>")
-        for sum_, total in (("7+5", 12), ("19-4", 15), ("8+9", 17))
+    name: tuple(
+        (question, rf"<think>{steps}</think><answer>\boxed{{{result}}}</answer>")
+        for question, steps, result in shown
     )
+    for name, shown in (("worked_sums", _SUMS), ("worked_questions", _QUESTIONS))
 }
+SYSTEM_PROMPTS = {"reasoning": REASONING, "boxed": BOXED, **dict.fromkeys(WORKED, ""), "none": ""}
 
 
 def messages(question: str, system_prompt: str) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Grouped-query attention (arXiv 2305.13245): whole sequences, or a cache with a shared prompt.
+"""Grouped-query attention (arXiv 2305.13245) of whole sequences.
 
 Head n = k * R + r of N query heads reads key/value head k of K. Softmax in float32.
 """
@@ -37,7 +37,7 @@ def over(spans: Spans, implementation: str, dtype):
     splash on a TPU, cudnn on a GPU in bfloat16, chunked elsewhere. On a mesh (`jax.set_mesh`) each
     device attends for its own rows and heads.
     """
-    name = _choose(implementation, spans.first_WU.shape[1], jnp.dtype(dtype))
+    name = choose(implementation, spans.first_WU.shape[1], jnp.dtype(dtype))
     if name == "dense":
         mask_WUU = _mask(spans)
         return lambda q, k, v: attend(q, k, v, mask_WUU)
@@ -51,7 +51,7 @@ def over(spans: Spans, implementation: str, dtype):
 
 def row_len(implementation: str, dtype) -> int:
     """Slots of a packed row for which it works well; 0 = the more the better."""
-    return ROW_LEN[_choose(implementation, SHORT + 1, jnp.dtype(dtype))]
+    return ROW_LEN[choose(implementation, SHORT + 1, jnp.dtype(dtype))]
 
 
 def padded(mask_BT) -> Spans:
@@ -61,7 +61,7 @@ def padded(mask_BT) -> Spans:
     return Spans(jnp.where(mask_BT, first_B1, slot_BT), slot_BT, slot_BT)
 
 
-def _choose(implementation: str, slots: int, dtype) -> str:
+def choose(implementation: str, slots: int, dtype) -> str:
     if implementation != "auto":
         return implementation
     if slots <= SHORT:
@@ -102,29 +102,3 @@ ROW_LEN = {  # the others hold a mask of a row's slots squared, cudnn and dense 
     "cudnn": 4096,
     "dense": 1024,
 }
-
-
-def attend_shared(q_BNH, cache, prompt_mask_QS, mask_BT):
-    """One query a row over its prompt's keys (one copy a group) and its own response keys.
-
-    cache: a `kv_cache.LayerCache`. Rows are group by group, B = Q * G. mask True = may attend.
-    Returns [B, N, H].
-    """
-    B, N, H = q_BNH.shape
-    Q, K, _, S = cache.prompt_k_QKHS.shape
-    q_BKRH = q_BNH.reshape(B, K, N // K, H) * H**-0.5
-    q_QGKRH = q_BKRH.reshape(Q, B // Q, K, N // K, H)
-
-    f32 = jnp.float32
-    own = jnp.einsum("bkrh,bkht->bkrt", q_BKRH, cache.k_BKHT, preferred_element_type=f32)
-    prompt = jnp.einsum(
-        "qgkrh,qkhs->qgkrs", q_QGKRH, cache.prompt_k_QKHS, preferred_element_type=f32
-    )
-    own = jnp.where(mask_BT[:, None, None], own, MASKED)
-    prompt = jnp.where(prompt_mask_QS[:, None, None, None], prompt, MASKED)
-    score = jnp.concatenate([prompt.reshape(*own.shape[:3], S), own], axis=-1)
-    weight = jax.nn.softmax(score, axis=-1).astype(q_BNH.dtype)
-    weight_QGKRS = weight[..., :S].reshape(prompt.shape)
-    out = jnp.einsum("qgkrs,qksh->qgkrh", weight_QGKRS, cache.prompt_v_QKSH).reshape(q_BKRH.shape)
-    out += jnp.einsum("bkrt,bkth->bkrh", weight[..., S:], cache.v_BKTH)
-    return out.reshape(B, N, H)

@@ -114,10 +114,10 @@ def _cut(q_WUNH, k_WUKH, v_WUKH, spans, block) -> Blocks:
     spans = Spans(*(jnp.concatenate([x, own_WU], axis=1).reshape(-1, block) for x in spans))
     q_ZKRYH = _to_blocks(q_WUNH * H**-0.5, K, block)
     k_ZKYH, v_ZKYH = (_to_blocks(x, K, block)[:, :, 0] for x in (k_WUKH, v_WUKH))
-    return Blocks(q_ZKRYH, k_ZKYH, v_ZKYH, spans, *_live(spans, W))
+    return Blocks(q_ZKRYH, k_ZKYH, v_ZKYH, spans, *live(spans, W))
 
 
-def _live(spans_ZY, W):
+def live(spans_ZY, W):
     """(key_ZX, count_Z): key blocks that some slot of a query block sees, in order, come first."""
     Z, Y = spans_ZY.first_WU.shape
     X = Z // W

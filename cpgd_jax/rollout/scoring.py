@@ -7,14 +7,12 @@ sampler drew from; the sampler's own ln-probability is kept beside it and the ga
 
 import functools
 
-import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from cpgd_jax import packing, sharding
-from cpgd_jax.ops import logprobs, masked
+from cpgd_jax.ops import logprobs
 from cpgd_jax.types import Packed, TrainBatch
 
 
@@ -28,25 +26,6 @@ def packed_logprobs(model, packed: Packed, *, temperature: float):
     return logprobs.token_logprobs(
         hidden_WCD, model.head_VD, packed.target_WC, temperature=temperature
     )
-
-
-def response_logprobs(
-    model, prompt_BS, prompt_mask_BS, response_BT, mask_BT, *, temperature: float
-):
-    """(logp_BT, entropy_BT), 0 where masked: the plain form, each row its prompt and response.
-
-    prompt_BS: left-padded. response_BT: right-padded; mask_BT True = a sampled token. Column S-1+t
-    of the row [prompt | response] predicts response token t. What `packed_logprobs` is measured by.
-    """
-    chex.assert_equal_shape((prompt_BS, prompt_mask_BS))
-    chex.assert_equal_shape((response_BT, mask_BT))
-    S, T = prompt_BS.shape[1], response_BT.shape[1]
-    token_BU = jnp.concatenate([prompt_BS, response_BT], axis=1)
-    hidden_BUD = model.hidden(token_BU, jnp.concatenate([prompt_mask_BS, mask_BT], axis=1))
-    logp_BT, entropy_BT = logprobs.token_logprobs(
-        hidden_BUD[:, S - 1 : S + T - 1], model.head_VD, response_BT, temperature=temperature
-    )
-    return masked.fill(logp_BT, mask_BT), masked.fill(entropy_BT, mask_BT)
 
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "temperature"))

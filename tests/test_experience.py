@@ -340,11 +340,11 @@ def test_sampling_is_called_with_the_configured_law(parts, monkeypatch):
 
 def test_golds_that_are_no_values_are_told_when_a_run_starts(tmp_path, capsys):
     def write(name, golds):
-        rows = [json.dumps({"question": "2+3=?", "answer": gold}) for gold in golds]
+        rows = [json.dumps({"question": f"{name}{n}", "answer": g}) for n, g in enumerate(golds)]
         (tmp_path / name).write_text("\n".join(rows))
         return str(tmp_path / name)
 
-    files = dict(data__path=write("a", ["5", "seven", ""]), data__held_out_path=write("b", ["5"]))
+    files = dict(data__path=write("1", ["5", "seven", ""]), data__held_out_path=write("2", ["5"]))
     run.build(tiny.config(data__source="jsonl", **files), tmp_path / "run")
     said = capsys.readouterr().err
     assert "data.path: of 3 golds 1 compared as text ('seven') and 1 empty, never paid ('')" in said

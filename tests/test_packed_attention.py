@@ -174,6 +174,7 @@ def test_bfloat16_is_close_to_float32(dense):
 )
 def test_the_device_chooses(platform, dtype, slots, name, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    dtype = jnp.dtype(dtype)
     assert attention.choose("auto", slots, dtype) == name
     assert attention.choose("dense", slots, dtype) == "dense"
     assert (

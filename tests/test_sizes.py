@@ -104,7 +104,7 @@ def folder(tmp_path_factory):
 def test_open_sizes_are_read_from_init_from(folder):
     c = initial.with_sizes(sized(model__init_from=str(folder), model__dtype="bfloat16"), OWN)
     sizes = checkpoint.model_config(c.model)
-    assert sizes == dataclasses.replace(hf_config.read(folder), dtype="bfloat16")
+    assert sizes == dataclasses.replace(hf_config.read(folder), dtype="bfloat16", lora=sizes.lora)
     assert sizes.num_layers == 3 and sizes.max_positions == 77 and not sizes.qkv_bias
     again = config.from_config_dict(config.to_dict(c))
     assert initial.with_sizes(again, OWN) == again == c  # nothing is left open in config.json

@@ -60,7 +60,8 @@ def fake_run(microbatch_size=8, mesh=None, optimizer=None, row_len=0):
     graphdef, params = nnx.split(models.Qwen2(SIZES, nnx.Rngs(0)))
     state = init_state(params, optimizer)
     state = jax.device_put(state, sharding.param_shardings(mesh, state))
-    config = tiny.config(train__microbatch_size=microbatch_size)
+    size = max(microbatch_size, 8)
+    config = tiny.config(train__microbatch_size=microbatch_size, train__minibatch_size=size)
     shardings = jax.tree.map(lambda x: x.sharding, state)
     given = types.SimpleNamespace(
         config=config, graphdef=graphdef, optimizer=optimizer, shardings=shardings, mesh=mesh

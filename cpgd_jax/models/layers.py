@@ -6,6 +6,9 @@ Layer parameters are stacked on a leading `layers` axis when they are made; the 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from cpgd_jax.models import remat
 
 ADAPTER = "_lora"  # ends the name of the adapter of a projection, see `cpgd_jax.models.lora`
 
@@ -37,24 +40,29 @@ def adapted(owner, name: str, x, y):
     return y if adapter is None else y + adapter(x)
 
 
-@jax.custom_vjp
 def linear(x, w):
-    """x [..., D], w [D, ...] -> [..., ...], the last axis of x against the first of w.
+    """x [..., D], w [D, ...] -> [..., ...], the last axis of x against the first of w."""
+    return checkpoint_name(_product(x, w), remat.PRODUCT)
 
-    The gradient of w has x on the left. The other way about, which is what the transposition rule
-    gives, XLA's CPU backend transposes the cotangent element by element, as dear as the product.
+
+@jax.custom_vjp
+def _product(x, w):
+    """`linear`, its gradient of w with x on the left.
+
+    The other way about, which is what the transposition rule gives, XLA's CPU backend transposes
+    the cotangent element by element, as dear as the product.
     """
     return jnp.tensordot(x, w, 1)
 
 
-def _linear_backward(inputs, dy):
+def _product_backward(inputs, dy):
     x, w = inputs
     outer, inner = tuple(range(x.ndim - 1)), tuple(range(x.ndim - 1, dy.ndim))
     dx = jax.lax.dot_general(dy, w, ((inner, tuple(range(1, w.ndim))), ((), ())))
     return dx, jax.lax.dot_general(x, dy, ((outer, outer), ((), ())))
 
 
-linear.defvjp(lambda x, w: (linear(x, w), (x, w)), _linear_backward)
+_product.defvjp(lambda x, w: (_product(x, w), (x, w)), _product_backward)
 
 
 class Mlp(nnx.Module):

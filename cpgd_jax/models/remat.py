@@ -3,11 +3,11 @@
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-INPUT = "block_input"
+INPUT, PRODUCT = "block_input", "product"  # names of a block's input, of products with parameters
 
 POLICIES = {
     # results of products with parameters; attention, norms and the activation are computed again
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
     # nothing but the block's input; a third more work
     "block": jax.checkpoint_policies.nothing_saveable,
     # not even that stays on the device: it waits in the host's memory

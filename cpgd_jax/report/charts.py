@@ -79,6 +79,19 @@ CHARTS = (
         log=True,
     ),
     Chart(
+        "Old log-probabilities",
+        "% of rollouts",
+        (("old/rescored", "scored again by the trainer"),),
+        "0: the sampler's own were taken (train.old_logp).",
+        percent=True,
+    ),
+    Chart(
+        "Model FLOPs utilisation",
+        "% of matrix products",
+        (("train/mfu", "an optimiser step"),),
+        percent=True,
+    ),
+    Chart(
         "Throughput",
         "tokens a second",
         (("rollout/tokens_per_s", "sampling"), ("train/tokens_per_s", "training")),

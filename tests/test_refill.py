@@ -168,9 +168,16 @@ def test_pages_are_those_of_live_responses(model, runs):
 
 
 def test_programs_do_not_grow_with_rollouts(model):
-    """A second rollout of other lengths, another cap and other prompts compiles nothing."""
-    sample(model, slots=8)
+    """Of two kinds of rollouts in turn: once each power of two was met, nothing is compiled."""
+
+    def both(step):
+        sample(model, prompts(LENGTHS[::-1]), slots=8, key=(1, step))
+        shorter = prompts([n % 40 + 1 for n in LENGTHS])
+        sample(model, shorter, slots=8, max_new_tokens=T - 7, key=(2, step))
+
+    for step in range(4):
+        both(step)
     with tiny.compilations() as compiled:
-        sample(model, prompts(LENGTHS[::-1]), slots=8, key=(1, 1))
-        sample(model, prompts([n % 40 + 1 for n in LENGTHS]), slots=8, max_new_tokens=T - 7)
+        for step in range(4, 7):
+            both(step)
     assert not compiled

@@ -78,7 +78,11 @@ def get_config() -> ConfigDict:
     r.temperature = 1.0
     r.top_k = 0  # 0 = off
     r.top_p = 1.0  # 1 = off
-    r.slots = 0  # responses decoded at a time; 0 = all of them
+    r.slots = 0  # responses decoded at a time; 0 = as many as fit, up to 256 a device
+    r.decode_dtype = (
+        ""  # of the copy of the weights that decodes: float32, bfloat16; "" = model.dtype
+    )
+    r.cache_dtype = ""  # of keys and values while decoding; "" = decode_dtype
     r.dynamic_sampling = placeholder(bool)  # replace groups of equal rewards; None = the row's
     r.max_refills = 3  # extra rollouts at most per step of dynamic sampling
 

@@ -77,6 +77,8 @@ class RolloutConfig:
     top_k: int
     top_p: float
     slots: int
+    decode_dtype: str
+    cache_dtype: str
     dynamic_sampling: bool | None
     max_refills: int
 

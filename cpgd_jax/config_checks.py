@@ -8,6 +8,8 @@ from cpgd_jax.errors import UserError, nearest
 CHOICES = {
     "stage": ("rl", "supervised"),
     "model.dtype": ("float32", "bfloat16"),
+    "rollout.decode_dtype": ("", "float32", "bfloat16"),
+    "rollout.cache_dtype": ("", "float32", "bfloat16"),
     "optim.master_dtype": ("float32", "bfloat16"),
     "model.remat": ("none", "dots", "block", "offload"),
     "train.old_logp": ("rescore", "sampler"),

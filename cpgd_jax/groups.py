@@ -86,6 +86,8 @@ def respond(run: Run, params, examples, *, group, key, temperature, prompt_id_Q=
         top_p=r.top_p if temperature else 1.0,
         forbidden_ids=tokenizer.forbidden_ids,
         slots=r.slots or None,
+        dtype=r.decode_dtype,
+        cache_dtype=r.cache_dtype,
     )
     texts = [
         tokenizer.decode(ids[mask])

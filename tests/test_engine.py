@@ -245,3 +245,12 @@ def test_completion_fields(model):
     assert isinstance(group[0].tokens[0], int) and isinstance(group[0].logp[0], float)
     assert isinstance(group[0].truncated, bool)
     assert jnp.asarray(group[0].logp).max() <= 0
+
+
+def test_prompts_of_1_to_1000_tokens_in_one_call(model):
+    lengths = (1, 1000, 17, 2, 300)
+    prompts = [np.random.default_rng(n).integers(2, V, n).tolist() for n in lengths]
+    together = generate(model, prompts, 2, 4, stop_ids=STOPS)
+    for prompt, group in zip(prompts, together, strict=True):
+        (alone,) = generate(model, [prompt], 2, 4, stop_ids=STOPS)
+        assert [c.tokens for c in alone] == [c.tokens for c in group]

@@ -175,6 +175,20 @@ def test_greedy_text_equals_theirs(pair):
         assert completion.tokens == out[0, len(prompt) :].tolist()
 
 
+def test_greedy_text_of_a_hundred_prompts_in_one_batch(tmp_path):
+    """More prompts than slots, so that slots refill in between."""
+    theirs, ours = load(GRID["qwen-grouped-tied"], tmp_path)
+    lengths = np.random.default_rng(3).integers(1, 60, 100)
+    prompts = [row[:n].tolist() for row, n in zip(ids(100, 60), lengths, strict=True)]
+    groups = generate(
+        ours, prompts, samples_per_prompt=1, max_new_tokens=16, temperature=0, stop_ids=(STOP,),
+        slots=24,
+    )  # fmt: skip
+    for prompt, (completion,) in zip(prompts, groups, strict=True):
+        out = theirs.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)
+        assert completion.tokens == out[0, len(prompt) :].tolist()
+
+
 def test_log_probs_of_cached_decoding_are_those_of_their_whole_forward(pair):
     theirs, ours = pair
     prompts = [row[:n].tolist() for row, n in zip(ids(3, 11), (11, 8, 3), strict=True)]

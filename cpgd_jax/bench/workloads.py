@@ -32,7 +32,7 @@ CONFIG = {  # what differs from configs/base.py
     "rollout.max_prompt_len": 64,
     "rollout.max_response_len": 128,
     "train.minibatch_size": 64,
-    "train.microbatch_size": 16,
+    "train.microbatch_size": 8,
 }
 
 

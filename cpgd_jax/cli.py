@@ -10,12 +10,13 @@ from cpgd_jax import config as config_lib
 from cpgd_jax.errors import UserError
 
 
-def run(main: Callable, choices: tuple[str, ...] = ()) -> None:
+def run(main: Callable, choices: tuple[str, ...] = (), after_interrupt: str = "") -> None:
     """Parses flags, then calls `main()`; of a `UserError` only `error: ...` is printed.
 
     choices: the main takes one argument beside its flags, one of these: `main(argument)`.
+    after_interrupt: what a user who pressed Ctrl-C can do now.
     """
-    app.run(lambda argv: _guarded(main, choices, argv[1:]), flags_parser=_parse)
+    app.run(lambda argv: _guarded(main, choices, after_interrupt, argv[1:]), flags_parser=_parse)
 
 
 def load_config(flag: flags.FlagHolder) -> config_lib.Config:
@@ -26,7 +27,7 @@ def load_config(flag: flags.FlagHolder) -> config_lib.Config:
         raise UserError(f"--{flag.name} cannot be read: {_reason(error)}") from error
 
 
-def _guarded(main, choices, arguments):
+def _guarded(main, choices, after_interrupt, arguments):
     try:
         if choices and (len(arguments) != 1 or arguments[0] not in choices):
             given = " ".join(arguments) or "nothing"
@@ -41,7 +42,7 @@ def _guarded(main, choices, arguments):
     except UserError as error:
         _exit(error)
     except KeyboardInterrupt:
-        _exit("interrupted; the same command resumes from the last checkpoint")
+        _exit(f"interrupted; {after_interrupt}" if after_interrupt else "interrupted")
 
 
 def _parse(argv):

@@ -24,4 +24,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, after_interrupt="the same command resumes from the last checkpoint")

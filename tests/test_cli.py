@@ -117,9 +117,10 @@ def test_an_interruption_is_one_line(capsys):
     def main():
         raise KeyboardInterrupt
 
-    with pytest.raises(SystemExit) as exit:
-        cli._guarded(main, (), [])
-    one_line(exit.value.code, capsys.readouterr().err, "the same command resumes")
+    for after, text in (("the same command resumes", "; the same command resumes"), ("", "")):
+        with pytest.raises(SystemExit) as exit:
+            cli._guarded(main, (), after, [])
+        one_line(exit.value.code, capsys.readouterr().err, f"error: interrupted{text}\n")
 
 
 def process(repo, *arguments):

@@ -161,7 +161,28 @@ def get_config() -> ConfigDict:
 
     k = c.checkpoint = ConfigDict()
     k.every = 10  # rollouts (supervised: steps)
-    k.keep = 2
+    k.keep = 2  # the newest
+    k.keep_best = True  # and, rl: that of the highest eval/mean_accuracy, saved when it is measured
+    # After SIGTERM or a pre-emption notice: within so many seconds the run is saved and ended.
+    k.grace_s = 25.0
+
+    # ---- an optimiser step whose loss or gradient is not finite is skipped, its batch kept
+    q = c.guard = ConfigDict()
+    q.max_skips = 5  # skipped steps in a row, after which the run stops
+    q.keep_batches = 20  # files at most in workdir/bad_batches
+    # Steps whose responses go to workdir/spikes.jsonl. 0 = off
+    q.grad_spike = 10.0  # gradient norm over the median of the 50 steps before
+    q.ratio_spike = 20.0  # largest pi / pi_old
+
+    # ---- rl: means of `window` rollouts that tell of a collapse
+    v = c.watch = ConfigDict()
+    v.window = 10  # rollouts
+    v.action = "warn"  # or "stop", or "rollback": to the last checkpoint before it, other prompts
+    v.max_rollbacks = 3  # after which the run stops
+    v.length_frac = 0.2  # length below this share of the first window's
+    v.entropy_frac = 0.02  # entropy below this share of the first window's
+    v.truncated_frac = 0.95  # responses cut off, above
+    v.no_signal_frac = 0.98  # groups of equal rewards, above
 
     # ---- devices: product = number of devices; -1 = what is left
     h = c.mesh = ConfigDict()

@@ -1,9 +1,11 @@
 """Orbax checkpoints of a run: parameters, optimiser state and where the run stands; kept N, async.
 
-Layout: workdir/checkpoints/<rollouts or steps done>/{params,optimizer,progress}. Random keys and
-data order are functions of (seed, position), so `progress` is all the state that the host has.
+Layout: workdir/checkpoints/<optimiser steps done>/{params,optimizer,progress}, each with the
+checksums of its files. Random keys and data order are functions of (seed, position), so `progress`
+is all the state that the host has.
 """
 
+import contextlib
 import dataclasses
 import itertools
 from pathlib import Path
@@ -14,6 +16,7 @@ from absl import logging
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
+from cpgd_jax import checksums
 from cpgd_jax import config as config_lib
 from cpgd_jax import progress as progress_lib
 from cpgd_jax import workdir as workdir_lib
@@ -24,38 +27,68 @@ from cpgd_jax.types import TrainState
 
 
 class Checkpointer:
-    """Saves `TrainState` and progress, restores the newest. A context manager: leaving it waits."""
+    """Saves `TrainState` and progress, restores the newest. A context manager: leaving it waits.
+
+    A save that fails is said aloud, and the checkpoints before it stay: training can go on.
+    """
 
     def __init__(self, workdir: Path, keep: int):
-        self._manager = _manager(workdir, max_to_keep=keep, cleanup_tmp_directories=True)
+        """keep: the newest so many are kept, and the one that `best` names."""
+        self.best: int | None = None
+        self._workdir, self._keep = workdir, keep
+        self._saving = None  # index of the newest save
+        self._manager = None
+        self._open()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self._manager.wait_until_finished()
-        self._manager.close()
+        self.wait()
+        if self._manager:
+            self._manager.close()
 
     def save(self, index: int, state: TrainState, progress: dict) -> None:
-        """`index`: rollouts (or supervised steps) done. Returns before the files are complete."""
-        self._manager.save(
-            index,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(nnx.to_pure_dict(state.params)),
-                optimizer=ocp.args.StandardSave(
-                    {"step": state.step, "leaves": jax.tree.leaves(state.opt_state)}
-                ),
-                progress=ocp.args.JsonSave(progress),
-            ),
-        )
+        """`index`: optimiser steps done. Returns before the files are complete.
 
-    def restore(self, like: TrainState) -> tuple[TrainState, dict] | None:
+        What is already there under this index is left: it is the same state.
+        """
+        self.wait()
+        with self._going_on(index):
+            manager = self._open()
+            if index in manager.all_steps():
+                return
+            manager.save(
+                index,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardSave(nnx.to_pure_dict(state.params)),
+                    optimizer=ocp.args.StandardSave(
+                        {"step": state.step, "leaves": jax.tree.leaves(state.opt_state)}
+                    ),
+                    progress=ocp.args.JsonSave(progress),
+                ),
+            )
+
+    def wait(self) -> None:
+        """Until what is being saved is complete, or has failed."""
+        if self._manager:
+            with self._going_on(self._saving):
+                self._manager.wait_until_finished()
+
+    def newest(self) -> int | None:
+        """Index of the newest complete checkpoint, once nothing is being saved; None = none."""
+        return self._manager.latest_step() if self._manager else None
+
+    def restore(self, like: TrainState, most: int | None = None) -> tuple[TrainState, dict] | None:
         """The newest whole checkpoint, laid out as `like`, whose buffers are freed; None = none.
 
-        Damaged ones are named, moved aside to workdir/damaged_checkpoints/ and passed over.
-        UserError if none can be read.
+        most: of at most so many optimiser steps. Damaged ones are named, moved aside to
+        workdir/damaged_checkpoints/ and passed over. UserError if none can be read.
         """
-        if self._manager.latest_step() is None:
+        manager = self._open()
+        indices = sorted(manager.all_steps(), reverse=True)
+        indices = [i for i in indices if most is None or i <= most]
+        if not indices:
             return None
         leaves, treedef = jax.tree.flatten(like.opt_state)
         trees = nnx.to_pure_dict(like.params), {"step": like.step, "leaves": leaves}
@@ -66,12 +99,8 @@ class Checkpointer:
             optimizer=ocp.args.StandardRestore(optimizer),
             progress=ocp.args.JsonRestore(),
         )
-        indices = sorted(self._manager.all_steps(), reverse=True)
-        restored, damaged = _newest_whole(self._manager, args, indices)
-        for index in damaged:
-            _move_aside(Path(self._manager.directory) / str(index))
-        if damaged:
-            self._manager.reload()
+        restored, damaged = _newest_whole(manager, args, indices)
+        self._set_aside(damaged, "damaged_checkpoints")
         state = TrainState(
             step=restored["optimizer"]["step"],
             params=_filled(like.params, restored["params"]),
@@ -79,19 +108,62 @@ class Checkpointer:
         )
         return state, restored["progress"]
 
+    def forget_after(self, index: int) -> None:
+        """Moves what is newer aside to workdir/rolled_back_checkpoints/."""
+        newer = [i for i in self._open().all_steps() if i > index]
+        self._set_aside(newer, "rolled_back_checkpoints")
+
+    def _set_aside(self, indices, name: str) -> None:
+        for index in indices:
+            _move_aside(Path(self._manager.directory) / str(index), name)
+        if indices:
+            self._manager.reload()
+
+    def _open(self) -> ocp.CheckpointManager:
+        """The manager: a new one, which clears up, after a save that failed."""
+        if self._manager is None:
+            policy = _Kept(self)
+            self._manager = _manager(
+                self._workdir, preservation_policy=policy, cleanup_tmp_directories=True
+            )
+        return self._manager
+
+    @contextlib.contextmanager
+    def _going_on(self, index: int | None):
+        """Whatever a save raises (a full disk, a lost mount) is told, and does not stop the run."""
+        self._saving = index
+        try:
+            yield
+        except Exception as error:
+            reason = f"{_cause(error):.200}"
+            progress_lib.warn(f"checkpoint {index} could not be saved: {reason}; those before stay")
+            manager, self._manager = self._manager, None
+            with contextlib.suppress(Exception):
+                manager.close()
+            with contextlib.suppress(Exception):
+                self._open()
+
+
+class _Kept:
+    """Which checkpoints stay, by Orbax's protocol: the newest, and the best."""
+
+    def __init__(self, owner: Checkpointer):
+        self._owner = owner
+
+    def should_preserve(self, checkpoints, *, context) -> list[bool]:
+        steps = [info.step for info in checkpoints]
+        newest = sorted(steps)[-self._owner._keep :]
+        return [step in newest or step == self._owner.best for step in steps]
+
 
 def save_params(workdir: Path, params) -> None:
     """Checkpoint 0 of parameters alone: a run can start from it. OSError when the disk is full."""
     args = ocp.args.Composite(params=ocp.args.StandardSave(nnx.to_pure_dict(params)))
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.FATAL)  # Orbax's threads log what is raised here
     try:
         with _manager(workdir, enable_async_checkpointing=False) as manager:
             manager.save(0, args=args)
     except ValueError as error:  # of TensorStore: a chain of clauses that ends with the cause
-        raise OSError(_reason(error).split(": ")[-1]) from error
-    finally:
-        logging.set_verbosity(verbosity)
+        raise OSError(_cause(error)) from error
 
 
 def load_model(workdir: str | Path, index: int | None = None):
@@ -169,6 +241,7 @@ def _newest_whole(manager: ocp.CheckpointManager, args, indices):
     damaged = []
     for index in indices:
         try:
+            _check_files(Path(manager.directory) / str(index), args)
             return manager.restore(index, args=args), damaged
         except Exception as error:  # whatever Orbax, TensorStore or JSON make of a damaged file
             progress_lib.warn(
@@ -181,14 +254,30 @@ def _newest_whole(manager: ocp.CheckpointManager, args, indices):
     )
 
 
+def _check_files(folder: Path, args) -> None:
+    """ValueError: a file of the checkpoint's items is not what was written."""
+    items = [folder / name for name, _ in args.items()]
+    if not any((item / checksums.FILE).exists() for item in items):
+        progress_lib.warn(f"checkpoint {folder} has no checksums: it is used as it is")
+        return
+    for item in items:
+        if wrong := checksums.fault(item):
+            raise ValueError(wrong)
+
+
 def _reason(error: Exception) -> str:
     """The first line of its message."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _move_aside(folder: Path) -> None:
-    """workdir/checkpoints/N -> workdir/damaged_checkpoints/N (or N.1, N.2, ...)."""
-    target = folder.parents[1] / "damaged_checkpoints" / folder.name
+def _cause(error: Exception) -> str:
+    """Of TensorStore's chain of clauses the last, without the place in its source."""
+    return _reason(error).split(" [")[0].split(": ")[-1]
+
+
+def _move_aside(folder: Path, name: str) -> None:
+    """workdir/checkpoints/N -> workdir/<name>/N (or N.1, N.2, ...)."""
+    target = folder.parents[1] / name / folder.name
     target.parent.mkdir(exist_ok=True)
     for copy in itertools.count(1):
         if not target.exists():
@@ -208,12 +297,30 @@ def _existing(workdir) -> ocp.CheckpointManager:
 
 def _manager(workdir, **options) -> ocp.CheckpointManager:
     handlers = {
-        "params": ocp.StandardCheckpointHandler(),
-        "optimizer": ocp.StandardCheckpointHandler(),
-        "progress": ocp.JsonCheckpointHandler(),
+        "params": _checked(ocp.StandardCheckpointHandler()),
+        "optimizer": _checked(ocp.StandardCheckpointHandler()),
+        "progress": _checked(ocp.JsonCheckpointHandler()),
     }
+    logging.get_absl_logger().addFilter(_not_of_orbax)
     options = ocp.CheckpointManagerOptions(**options)
     return ocp.CheckpointManager(_folder(workdir), options=options, item_handlers=handlers)
+
+
+def _checked(handler):
+    """Checksums are written when an item's files are complete, before the checkpoint appears."""
+    finalize = handler.finalize
+
+    def with_checksums(directory):
+        finalize(directory)
+        checksums.write(Path(directory))
+
+    handler.finalize = with_checksums
+    return handler
+
+
+def _not_of_orbax(record) -> bool:
+    """Its threads log what is raised here."""
+    return "orbax" not in record.pathname
 
 
 def _filled(state, values: dict):

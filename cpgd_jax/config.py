@@ -163,6 +163,27 @@ class Eval:
 class Checkpoint:
     every: int
     keep: int
+    keep_best: bool
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class Guard:
+    max_skips: int
+    keep_batches: int
+    grad_spike: float
+    ratio_spike: float
+
+
+@dataclass(frozen=True)
+class Watch:
+    window: int
+    action: str
+    max_rollbacks: int
+    length_frac: float
+    entropy_frac: float
+    truncated_frac: float
+    no_signal_frac: float
 
 
 @dataclass(frozen=True)
@@ -195,6 +216,8 @@ class Config:
     supervised: Supervised
     eval: Eval
     checkpoint: Checkpoint
+    guard: Guard
+    watch: Watch
     mesh: Mesh
     log: Log
 

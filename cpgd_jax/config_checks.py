@@ -13,6 +13,7 @@ CHOICES = {
     "optim.master_dtype": ("float32", "bfloat16"),
     "model.remat": ("none", "dots", "block", "offload"),
     "train.old_logp": ("rescore", "sampler"),
+    "watch.action": ("warn", "stop", "rollback"),
     "model.attention": ("auto", "dense", "chunked", "splash", "cudnn"),
     "data.source": ("arithmetic", "jsonl", "tfds"),
     "data.system_prompt": ("reasoning", "boxed", "worked_sums", "worked_questions", "none"),
@@ -52,6 +53,9 @@ POSITIVE = (
     "reward.workers",
     "checkpoint.every",
     "checkpoint.keep",
+    "checkpoint.grace_s",
+    "guard.max_skips",
+    "watch.window",
 )
 NOT_NEGATIVE = (
     "seed",
@@ -64,6 +68,10 @@ NOT_NEGATIVE = (
     "optim.warmup_steps",
     "eval.every",
     "log.rollouts",
+    "guard.keep_batches",
+    "guard.grad_spike",
+    "guard.ratio_spike",
+    "watch.max_rollbacks",
     "loss.entropy_coef",
     "loss.sampler_is_cap",
     "reward.accuracy_weight",
@@ -73,6 +81,10 @@ NOT_NEGATIVE = (
     "reward.length_penalty",
 )
 FRACTIONS = (
+    "watch.length_frac",
+    "watch.entropy_frac",
+    "watch.truncated_frac",
+    "watch.no_signal_frac",
     "optim.lr_end_frac",
     "data.max_broken",
     "data.arithmetic.three_operand_frac",

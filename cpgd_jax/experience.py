@@ -13,10 +13,11 @@ from cpgd_jax.ops import masked
 from cpgd_jax.rollout.scoring import score_rollout
 from cpgd_jax.run import Run
 from cpgd_jax.types import TrainBatch
+from cpgd_jax.work import Work
 
 
 def collect(run: Run, row: Algorithm, params, reference, verifier, index: int, position: int):
-    """(TrainBatch of the whole rollout, metrics, rows for rollouts.jsonl, new data position)."""
+    """The `Work` of a whole rollout."""
     config = run.config
     started, timeouts, errors = time.monotonic(), verifier.timeouts, verifier.errors
     drawn, sampled_tokens, position = groups.draw(run, row, params, verifier, index, position)
@@ -59,7 +60,7 @@ def collect(run: Run, row: Algorithm, params, reference, verifier, index: int, p
         "time/reward_wait_s": wait_s,
         "rollout/tokens_per_s": sampled_tokens / sample_s,
     }
-    return batch, metrics, _samples(config, scored, advantage_BT), position
+    return Work(batch, metrics, _samples(config, scored, advantage_BT), position)
 
 
 def rescore(run: Run, params, batch: TrainBatch):
@@ -68,13 +69,13 @@ def rescore(run: Run, params, batch: TrainBatch):
     return _score(run, params, rows, batch.mask_BT)
 
 
-def minibatches(config: Config, batch: TrainBatch, index: int, epoch: int):
-    """Minibatches of whole groups, in an order of (seed, rollout, epoch)."""
-    G = config.rollout.samples_per_prompt
+def minibatch(config: Config, batch: TrainBatch, index: int, k: int) -> TrainBatch:
+    """Whole groups, for step k of the rollout `index`; their order is of (seed, rollout, epoch)."""
+    G, (epoch, part) = config.rollout.samples_per_prompt, divmod(k, config.minibatches)
     order = np.random.default_rng([config.seed, index, epoch]).permutation(config.rollout.prompts)
-    for part in np.split(order, config.minibatches):
-        rows = (part[:, None] * G + np.arange(G)).reshape(-1)
-        yield jax.tree.map(lambda x, rows=rows: np.ascontiguousarray(x[rows]), batch)
+    groups_q = np.split(order, config.minibatches)[part]
+    rows = (groups_q[:, None] * G + np.arange(G)).reshape(-1)
+    return jax.tree.map(lambda x: np.ascontiguousarray(x[rows]), batch)
 
 
 def _trained(row: Algorithm, scored: groups.Scored) -> np.ndarray:

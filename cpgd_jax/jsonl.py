@@ -1,24 +1,50 @@
 """JSON lines: one object a line, written whole, always valid JSON, read with tolerance."""
 
+import errno
 import json
 import math
 import os
+from collections import deque
 from pathlib import Path
+
+MAX_WAITING = 100_000  # lines
 
 
 class Appender:
     """A JSON-lines file that is only ever appended to, a whole line at a time."""
 
-    def __init__(self, path, key, first):
-        drop_lines(path, key, first)
-        self._file = open(path, "ab")  # noqa: SIM115
+    def __init__(self, path, kept):
+        """kept: see `drop_lines`."""
+        drop_lines(path, kept)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        self._waiting = deque(maxlen=MAX_WAITING)
 
     def append(self, row: dict):
-        self._file.write(encode(row))
-        self._file.flush()
+        """OSError while the file cannot be written: the line waits and goes with the next one."""
+        self._waiting.append(encode(row))
+        while self._waiting:
+            write_whole(self._file, self._waiting[0])
+            self._waiting.popleft()
 
-    def close(self):
+    def close(self) -> int:
+        """How many lines have never been written."""
         self._file.close()
+        return len(self._waiting)
+
+
+def append(path, row: dict) -> None:
+    """Appends one line. OSError."""
+    with open(path, "ab", buffering=0) as file:
+        write_whole(file, encode(row))
+
+
+def write_whole(file, line: bytes) -> None:
+    """Appends all of the line to an unbuffered file or, OSError, none of it."""
+    end = os.fstat(file.fileno()).st_size
+    written = file.write(line)
+    if written < len(line):
+        os.ftruncate(file.fileno(), end)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
 
 
 def plain(value):
@@ -62,28 +88,24 @@ def read_lines(path):
             yield from (row for row in map(decode, file) if row is not None)
 
 
-def drop_lines(path, key, first):
-    """Atomically drops a torn last line and, unless `first` is None, what a run resumed there will
-    write again: rows whose `key` is `first` or more, and of kind `after`."""
+def drop_lines(path, kept=None):
+    """Atomically drops a torn last line and the rows that a resumed run will write again: those of
+    which `kept(row)` is False; None keeps all. OSError."""
     path = Path(path)
     if not path.exists():
         return
     temp = path.with_name(path.name + ".tmp")
     with open(path, "rb") as source, open(temp, "wb") as target:
         for line in source:
-            if _kept(line, key, first):
+            if _kept(line, kept):
                 target.write(line.removesuffix(b"\n") + b"\n")
         target.flush()
         os.fsync(target.fileno())
     os.replace(temp, path)
 
 
-def _kept(line: bytes, key, first) -> bool:
+def _kept(line: bytes, kept) -> bool:
     row = decode(line)
     if row is None:
         return line.endswith(b"\n")  # without its newline it is the torn last line
-    if first is None:
-        return True
-    position = row.get(key)
-    ended = row.get("kind") == "after"  # the resumed run comes to its own end
-    return not ended and not (isinstance(position, int | float) and position >= first)
+    return kept is None or bool(kept(row))

@@ -1,8 +1,9 @@
 """Metrics of a run: metrics.jsonl, rollouts.jsonl, TensorBoard events, and loud warnings.
 
 One JSON object a line, flushed at once, always valid JSON: a value that is not finite is written
-as null and warned about. Opening the files for a resumed run first drops the lines that the run
-will write again, and the half line that a killed process may have left.
+as null and warned about. A file that cannot be written stops nothing: its lines wait. Opening the
+files for a resumed run first drops the lines that the run will write again, and the half line that
+a killed process may have left.
 """
 
 import time
@@ -33,6 +34,8 @@ REQUIRED_METRICS = (
     "group/zero_std_frac",  # share of prompts whose rewards are all equal
     "entropy",  # nats a token
     "grad_norm",  # before clipping
+    "guard/skipped",  # 1: loss or gradient was not finite, and nothing was updated
+    "guard/spikes",  # of gradient norm and ratio; their responses are in spikes.jsonl
     "lr",
     "old/rescored",  # 1: `old` is the trainer's, 0: the sampler's own
     "rollout/logp_gap_mean",  # |sampler - trainer|, nats a token
@@ -44,7 +47,14 @@ REQUIRED_METRICS = (
     "train/mfu",  # model FLOPs a second over those of matrix products of the model's sizes
 )
 # A supervised step reports at least these.
-REQUIRED_SUPERVISED = ("step", "loss/nll", "grad_norm", "lr")
+REQUIRED_SUPERVISED = (
+    "step",
+    "loss/nll",
+    "grad_norm",
+    "lr",
+    "guard/skipped",
+    "guard/spikes",
+)
 
 METRICS_FILE, ROLLOUTS_FILE = "metrics.jsonl", "rollouts.jsonl"
 
@@ -52,21 +62,22 @@ METRICS_FILE, ROLLOUTS_FILE = "metrics.jsonl", "rollouts.jsonl"
 class MetricsWriter:
     """Appends to DIR/metrics.jsonl, DIR/rollouts.jsonl and, if asked, DIR/tensorboard/."""
 
-    def __init__(self, workdir, tensorboard=True, resume_from=None, key="rollout"):
-        """`resume_from` r: lines whose `key` is r or more, or kind `after`, are dropped first;
-        None keeps all."""
+    def __init__(self, workdir, tensorboard=True, kept=None):
+        """kept(row) False: a line that an earlier process wrote and this one will write again; it
+        is dropped first. None keeps all. UserError: the folder cannot be written."""
         workdir = Path(workdir)
         try:
             workdir.mkdir(parents=True, exist_ok=True)
-            self._metrics = jsonl.Appender(workdir / METRICS_FILE, key, resume_from)
-            self._rollouts = jsonl.Appender(workdir / ROLLOUTS_FILE, key, resume_from)
+            self._metrics = jsonl.Appender(workdir / METRICS_FILE, kept)
+            self._rollouts = jsonl.Appender(workdir / ROLLOUTS_FILE, kept)
+            self._events = _Events(workdir / "tensorboard") if tensorboard else None
         except OSError as error:
             raise UserError(f"cannot write in {workdir}: {error.strerror}") from error
-        self._events = _Events(workdir / "tensorboard") if tensorboard else None
-        if self._events and resume_from is not None:
+        if self._events and kept is not None:
             steps = [row.get("step") for row in jsonl.read_lines(workdir / METRICS_FILE)]
             self._events.forget_from(1 + max((s for s in steps if s is not None), default=-1))
         self._alarms = Alarms()
+        self._failures = Counter()
 
     def __enter__(self):
         return self
@@ -75,23 +86,37 @@ class MetricsWriter:
         self.close()
 
     def close(self):
-        for part in (self._metrics, self._rollouts, self._events):
-            if part:
-                part.close()
+        for name, part in ((METRICS_FILE, self._metrics), (ROLLOUTS_FILE, self._rollouts)):
+            if lost := part.close():
+                progress.warn(f"{name}: {lost} lines could not be written")
+        if self._events:
+            self._guarded("tensorboard", self._events.close)
 
     def write(self, row: dict):
         """One line of numbers, an optimiser step or an evaluation; a None is left out."""
         row = {k: jsonl.plain(v) for k, v in row.items() if v is not None}
         self._alarms.check(row)
-        self._metrics.append(row)
-        if self._events:
-            self._events.add(row)
+        self._guarded(METRICS_FILE, self._metrics.append, row)
+        if self._events and not self._guarded("tensorboard", self._events.add, row):
+            self._events = None
 
     def write_rollouts(self, rows: list[dict]):
         """Sampled responses, one line each: {rollout, kind: train, before or after, prompt,
         response, gold, accuracy, format, reward, advantage, truncated}."""
         for row in rows:
-            self._rollouts.append({k: jsonl.plain(v) for k, v in row.items()})
+            row = {k: jsonl.plain(v) for k, v in row.items()}
+            self._guarded(ROLLOUTS_FILE, self._rollouts.append, row)
+
+    def _guarded(self, name: str, write, *args) -> bool:
+        """False if the file cannot be written: that is told, and training goes on."""
+        try:
+            write(*args)
+        except OSError as error:
+            self._failures[name] += 1
+            if str(self._failures[name]).strip("0") == "1":  # the 1st, 10th, 100th...
+                progress.warn(f"{name} cannot be written ({error.strerror}): training goes on")
+            return False
+        return True
 
 
 def alarms_of(row: dict) -> list[tuple[str, str]]:
@@ -107,6 +132,14 @@ def alarms_of(row: dict) -> list[tuple[str, str]]:
     ]
     if row.get("response/truncated_frac") == 1:
         found.append(("truncated", f"{where}: every response is truncated"))
+    if row.get("guard/skipped"):
+        found.append(("skipped", f"{where}: not finite: the update was skipped, see bad_batches"))
+    if row.get("guard/spikes"):
+        found.append(
+            ("spike", f"{where}: gradient norm or ratio far above the usual: see spikes.jsonl")
+        )
+    if row.get("kind") == "rollback":
+        found.append((f"rollback {where}", str(row.get("told"))))
     if row.get("group/zero_std_frac") == 1:
         found.append(("no signal", f"{where}: every group has equal rewards: no signal"))
     return found

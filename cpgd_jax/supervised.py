@@ -2,6 +2,7 @@
 
 import time
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -9,12 +10,13 @@ from cpgd_jax import optim
 from cpgd_jax import run as run_lib
 from cpgd_jax.config import Config
 from cpgd_jax.data.batching import demonstration_batch
-from cpgd_jax.loop import Advanced, run_loop
+from cpgd_jax.loop import Stage, Stepped, run_loop
 from cpgd_jax.losses.reduce import token_weights
 from cpgd_jax.ops import masked
 from cpgd_jax.rewards import Verifier
 from cpgd_jax.rollout.scoring import packed_logprobs
 from cpgd_jax.train_step import make_train_step
+from cpgd_jax.work import Work
 
 
 def train(config: Config, workdir: str) -> dict:
@@ -25,8 +27,7 @@ def train(config: Config, workdir: str) -> dict:
     step = make_step(run)
     learning_rate = optim.schedule(config.optim, config.total_steps)
 
-    def advance(state, index, position):
-        started = time.monotonic()
+    def collect(state, index, position):
         examples = [run.source.train(position + i) for i in range(size)]
         batch = demonstration_batch(
             examples,
@@ -35,18 +36,24 @@ def train(config: Config, workdir: str) -> dict:
             config.rollout.max_prompt_len,
             config.rollout.max_response_len,
         )
-        state, metrics = step(state, run.pack(batch))
-        row = masked.to_host(metrics)
+        return Work(batch, {}, [], position + size)
+
+    def optimise(state, made, index, k):
+        started = time.monotonic()
+        state, metrics = step(state, run.pack(made.batch))
+        metrics = jax.device_get(metrics)
         seconds = time.monotonic() - started
-        row |= {
+        found = {
             "step": index + 1,
             "lr": float(learning_rate(index)),
-            **run.speed(batch, seconds),
+            **masked.to_host(metrics),
+            **run.speed(made.batch, seconds),
         }
-        return Advanced(state, [row], [], position + size)
+        return Stepped(state, made, found, made.batch, masked.rows(metrics))
 
     with verifier:
-        return run_loop(run, state, verifier, "step", config.supervised.steps, advance)
+        stage = Stage("step", config.supervised.steps, 1, collect, optimise)
+        return run_loop(run, state, verifier, stage)
 
 
 def make_step(run):

@@ -12,7 +12,7 @@ from flax import nnx
 from cpgd_jax import algorithms, experience, optim, progress
 from cpgd_jax import run as run_lib
 from cpgd_jax.config import Config
-from cpgd_jax.loop import Advanced, run_loop
+from cpgd_jax.loop import Stage, Stepped, run_loop
 from cpgd_jax.losses.policy import policy_loss
 from cpgd_jax.losses.reduce import token_weights
 from cpgd_jax.ops import masked
@@ -32,35 +32,34 @@ def train(config: Config, workdir: str) -> dict:
     reference = jax.tree.map(jax.numpy.copy, state.params) if row.kl_coef > 0 else None
     learning_rate = optim.schedule(config.optim, config.total_steps)
 
-    def advance(state, index, position):
+    def collect(state, index, position):
         started = time.monotonic()
-        batch, shared, samples, position = experience.collect(
-            run, row, state.params, reference, verifier, index, position
-        )
-        shared["time/rollout_s"] = time.monotonic() - started
-        rows = []
-        for epoch in range(config.train.epochs):
-            if epoch:
-                batch = batch.replace(epoch_logp_BT=experience.rescore(run, state.params, batch))
-            for minibatch in experience.minibatches(config, batch, index, epoch):
-                started = time.monotonic()
-                state, metrics = step(state, run.pack(minibatch))
-                metrics = masked.to_host(metrics)
-                seconds = time.monotonic() - started
-                done = index * config.steps_per_rollout + len(rows) + 1
-                rows.append(
-                    {
-                        "step": done,
-                        "lr": float(learning_rate(done - 1)),
-                        **metrics,
-                        **shared,
-                        **run.speed(minibatch, seconds),
-                    }
-                )
-        return Advanced(state, rows, samples, position)
+        made = experience.collect(run, row, state.params, reference, verifier, index, position)
+        made.shared["time/rollout_s"] = time.monotonic() - started
+        return made
 
+    def optimise(state, made, index, k):
+        if k and k % config.minibatches == 0:  # an epoch has ended
+            epoch_BT = experience.rescore(run, state.params, made.batch)
+            made = made._replace(batch=made.batch.replace(epoch_logp_BT=epoch_BT))
+        minibatch = experience.minibatch(config, made.batch, index, k)
+        started = time.monotonic()
+        state, metrics = step(state, run.pack(minibatch))
+        metrics = jax.device_get(metrics)
+        seconds = time.monotonic() - started
+        done = index * config.steps_per_rollout + k + 1
+        found = {
+            "step": done,
+            "lr": float(learning_rate(done - 1)),
+            **masked.to_host(metrics),
+            **made.shared,
+            **run.speed(minibatch, seconds),
+        }
+        return Stepped(state, made, found, minibatch, masked.rows(metrics))
+
+    stage = Stage("rollout", config.num_rollouts, config.steps_per_rollout, collect, optimise)
     with verifier:
-        return run_loop(run, state, verifier, "rollout", config.num_rollouts, advance)
+        return run_loop(run, state, verifier, stage)
 
 
 def algorithm_row(config: Config) -> tuple[algorithms.Algorithm, list[str]]:

@@ -1,5 +1,10 @@
 """One jitted optimiser step: microbatches accumulated in float32, state donated.
 
+A step whose loss or gradient is not finite leaves parameters and moments as they were, without a
+word to the host; the metric guard/skipped tells of it. Two more metrics are of single responses, in
+the order of the microbatches: guard/log_ratio, the largest of `logp - old`, and guard/push, the
+norm of the loss's gradient with respect to the response's log-probabilities.
+
 The step knows neither the model nor the loss: `train.py` and `supervised.py` pass them in. Weights
 of tokens are taken over the whole step first, so cutting it into microbatches changes nothing.
 """
@@ -37,28 +42,34 @@ def make_train_step(
         rows, packed = micro.rows, micro.packed
         found = logprobs(params, packed)
         logp_BT, entropy_BT = (to_rows(x, packed.place_WC, rows.mask_BT) for x in found)
-        return loss(rows, logp_BT, entropy_BT, weight_BT)
+        value, metrics = loss(rows, logp_BT, entropy_BT, weight_BT)
+        signs = jax.lax.stop_gradient((logp_BT, entropy_BT))
+        return value, metrics | _of_rows(loss, rows, *signs, weight_BT)
 
     def add_microbatch(grads, xs, trained, frozen):
         def loss_of(trained):
             return micro_loss(nnx.merge_state(trained, frozen), *xs)
 
-        (_, metrics), grad = jax.value_and_grad(loss_of, has_aux=True)(trained)
-        return jax.tree.map(lambda a, g: a + g.astype(a.dtype), grads, grad), metrics
+        (value, metrics), grad = jax.value_and_grad(loss_of, has_aux=True)(trained)
+        return jax.tree.map(lambda a, g: a + g.astype(a.dtype), grads, grad), (value, metrics)
 
     def step(state: TrainState, micro: Microbatches):
         trained, frozen = optim.split(state.params)
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), trained)
-        grads, metrics = jax.lax.scan(
+        grads, (loss_M, metrics) = jax.lax.scan(
             lambda grads, xs: add_microbatch(grads, xs, trained, frozen),
             zeros,
             (micro, _weights(token_weights, micro.rows)),
         )
         updates, opt_state = optimizer.update(grads, state.opt_state, trained)
         params = nnx.merge_state(optax.apply_updates(trained, updates), frozen)
+        grad_norm = optax.tree.norm(grads)
+        sound = jnp.isfinite(loss_M.sum()) & jnp.isfinite(grad_norm)
         metrics = masked.total(metrics)
-        metrics["grad_norm"] = masked.Max(optax.tree.norm(grads))
-        return TrainState(state.step + 1, params, opt_state), metrics
+        metrics["grad_norm"] = masked.Max(grad_norm)
+        metrics["guard/skipped"] = masked.Sum(1.0 - sound.astype(jnp.float32))
+        moved = TrainState(state.step + 1, params, opt_state)
+        return jax.tree.map(lambda new, old: _moved(sound, new, old), moved, state), metrics
 
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))
 
@@ -67,6 +78,22 @@ def make_train_step(
             return jitted(state, micro)
 
     return on_mesh
+
+
+def _moved(sound, new, old):
+    """`new`, or `old` after a step that was not sound; counters of steps move on in any case."""
+    return new if jnp.issubdtype(new.dtype, jnp.integer) else jnp.where(sound, new, old)
+
+
+def _of_rows(loss, rows: TrainBatch, logp_BT, entropy_BT, weight_BT) -> dict:
+    """Metrics of the microbatch's single responses."""
+    log_ratio_BT = masked.fill(logp_BT - rows.old_logp_BT, rows.mask_BT, -jnp.inf)
+    push_BT = jax.grad(lambda x: loss(rows, x, entropy_BT, weight_BT)[0])(logp_BT)
+    push_B = jnp.sqrt(jnp.square(masked.fill(push_BT, rows.mask_BT)).sum(axis=1))
+    return {
+        "guard/log_ratio": masked.Rows(log_ratio_BT.max(axis=1)),
+        "guard/push": masked.Rows(push_B),
+    }
 
 
 def to_rows(x_WC, place_WC, mask_BT):

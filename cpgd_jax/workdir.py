@@ -9,7 +9,7 @@ from cpgd_jax import config as config_lib
 from cpgd_jax.errors import UserError
 
 # Sections that may change between two calls on one workdir: they do not change what is learned.
-FREE = ("log.", "checkpoint.", "reward.workers", "mesh.")
+FREE = ("log.", "checkpoint.", "guard.", "watch.", "reward.workers", "mesh.")
 # What a run writes: a folder with one of these and no config.json is somebody else's.
 WRITTEN = (
     "checkpoints",

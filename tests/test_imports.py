@@ -18,6 +18,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "cpgd_jax"
 FOUNDATION = {"types", "config", "config_checks", "sizes", "ops", "sharding", "errors"}
 TOOLS = {  # small helpers below every stage; they may import the foundation only
     "gguf_file": "metadata and tensors of a GGUF file",
+    "checksums": "what the files of a folder should be",
+    "watch": "what tells of a collapse, in a run or in its report",
     "atomic": "a folder that is written whole or not at all",
     "jsonl": "lines of JSON, read and written",
     "packing": "a batch of responses laid out in full rows",

@@ -21,8 +21,12 @@ def lines(path):
     return [json.loads(x, parse_constant=refuse) for x in path.read_text("utf-8").splitlines()]
 
 
-def writer(tmp_path, resume_from=None, **kw):
-    return metrics.MetricsWriter(tmp_path, tensorboard=False, resume_from=resume_from, **kw)
+def writer(tmp_path, kept=None):
+    return metrics.MetricsWriter(tmp_path, tensorboard=False, kept=kept)
+
+
+def before(rollout):
+    return lambda row: row["rollout"] < rollout
 
 
 def test_every_line_is_valid_json_whatever_the_values(tmp_path, capsys):
@@ -73,7 +77,7 @@ def test_resume_drops_what_will_be_written_again_and_a_torn_line(tmp_path):
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         with open(tmp_path / name, "ab") as file:
             file.write('{"rollout": 1, "x": "é'.encode()[:-1])  # killed inside a character
-    with writer(tmp_path, resume_from=2) as w:
+    with writer(tmp_path, before(2)) as w:
         w.write({"step": 5, "rollout": 2})
     assert [r["step"] for r in lines(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3, 4, 5]
     assert [r["rollout"] for r in lines(tmp_path / "rollouts.jsonl")] == [0, 1]
@@ -89,22 +93,12 @@ def test_without_resume_nothing_whole_is_lost(tmp_path):
     assert "not json\n" in (tmp_path / "metrics.jsonl").read_text()
 
 
-def test_a_supervised_run_resumes_by_step(tmp_path):
-    with writer(tmp_path) as w:
-        for step in range(1, 6):
-            w.write({"step": step})
-        w.write({"step": 3, "kind": "after"})  # the end of a run that now goes on
-    with writer(tmp_path, resume_from=4, key="step"):
-        pass
-    assert [r["step"] for r in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
-
-
 def test_a_kill_during_the_rewrite_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"rollout": 0}\n{"rollout": 1}\n')
     monkeypatch.setattr(jsonl.os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        jsonl.drop_lines(path, "rollout", 1)
+        jsonl.drop_lines(path, before(1))
     assert path.read_text() == '{"rollout": 0}\n{"rollout": 1}\n'
 
 
@@ -118,7 +112,7 @@ def test_tensorboard_shows_the_resumed_run_once(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for first, value in ((0, 1.0), (2, 2.0)):
-        with metrics.MetricsWriter(tmp_path, tensorboard=True, resume_from=first) as w:
+        with metrics.MetricsWriter(tmp_path, tensorboard=True, kept=before(first)) as w:
             for i in range(first, 4):
                 w.write({"step": i + 1, "rollout": i, "lr": value, "kind": "train"})
     events = EventAccumulator(str(tmp_path / "tensorboard"))

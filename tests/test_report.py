@@ -24,7 +24,8 @@ def make_run(path, steps=5, rollouts=True, **config):
     with metrics.MetricsWriter(path, tensorboard=False) as w:
         w.write({"step": 0, "rollout": -1, "eval/greedy_accuracy": 0.41, "eval/mean_accuracy": 0.3})
         for step in range(1, steps + 1):
-            w.write({k: 0.1 * step for k in metrics.REQUIRED_METRICS} | {"step": step})
+            numbers = {k: 0.1 * step for k in metrics.REQUIRED_METRICS} | {"step": step}
+            w.write(numbers | {"guard/skipped": 0.0, "guard/spikes": 0.0})
         last = {"eval/greedy_accuracy": 0.925, "eval/mean_accuracy": 0.8, "eval/problems": 256}
         w.write({"step": steps, "eval/mean_accuracy_sem": 0.0123, "eval/samples": 8} | last)
         if rollouts:
@@ -168,13 +169,20 @@ def test_a_supervised_run(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"stage": "supervised", "algorithm": "cpgd"}))
     with metrics.MetricsWriter(tmp_path, tensorboard=False) as w:
         for step in range(1, 9):
-            w.write({"step": step, "loss/nll": 2 / step, "grad_norm": 1.0, "lr": 1e-3})
+            numbers = {"step": step, "loss/nll": 2 / step, "grad_norm": 1.0, "lr": 1e-3}
+            w.write(numbers | {"guard/skipped": 0.0, "guard/spikes": 0.0})
         w.write({"step": 8, "eval/greedy_accuracy": 0.4})
     page = Page(write_report(tmp_path))
     words = " ".join(page.text.split())
     assert "Supervised" in words and "CPGD" not in words and "Not recorded" not in words
     titles = [a["aria-label"].split(",")[0] for tag, a in page.tags if tag == "svg"]
-    assert titles == ["Held-out accuracy", "Supervised loss", "Gradient norm", "Learning rate"]
+    assert titles == [
+        "Held-out accuracy",
+        "Supervised loss",
+        "Gradient norm",
+        "Guarded steps",
+        "Learning rate",
+    ]
     assert "40.0% measured once" in words
 
 

@@ -230,7 +230,7 @@ def test_gradients_are_added_up_in_float32():
     """bfloat16 parameters: 1 and then 256 gradients of 2^-9, each lost if added to a bfloat16 1."""
     share_M11 = np.full((257, 1, 1), 2.0**-9, np.float32)
     share_M11[0] = 1.0
-    rows = TrainBatch(*[None] * 3, share_M11 > 0, None, share_M11, None)
+    rows = TrainBatch(*[None] * 3, share_M11 > 0, 0 * share_M11, share_M11, None)
     packed = Packed(None, None, None, None, np.zeros((257, 1, 1), np.int32))
     params = nnx.State({"w": nnx.Param(jnp.zeros(1, jnp.bfloat16), logical_axes=("norm",))})
     state = init_state(params, optax.sgd(1.0))

@@ -65,7 +65,8 @@ class _Iteration:
         )
         old_BT = experience.rescore(trainer.run, trainer.state.params, batch)
         batch = batch.replace(old_logp_BT=old_BT)
-        for minibatch in experience.minibatches(config, batch, self.index, epoch=0):
+        for k in range(config.minibatches):
+            minibatch = experience.minibatch(config, batch, self.index, k)
             metrics = trainer.step(trainer.run.pack(minibatch))
         return jax.device_get(metrics)
 

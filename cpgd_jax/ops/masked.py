@@ -26,6 +26,12 @@ class Sum(NamedTuple):
     value: jax.Array
 
 
+class Rows(NamedTuple):
+    """A number of each response: which of them a metric is about. Kept apart, never reduced."""
+
+    value: jax.Array  # [B]
+
+
 def fill(x, mask, value=0.0):
     """`x` where `mask`, else `value`: before any arithmetic, so that the gradient is exactly 0."""
     chex.assert_equal_shape((x, mask))
@@ -75,6 +81,8 @@ def _merge_one(a, b):
         return Mean(a.sum + b.sum, a.count + b.count)
     if isinstance(a, Sum):
         return Sum(a.value + b.value)
+    if isinstance(a, Rows):
+        return Rows(jnp.concatenate([a.value, b.value]))
     return Max(jnp.maximum(a.value, b.value))
 
 
@@ -84,14 +92,23 @@ def total(stacked: dict) -> dict:
     def one(m):
         if isinstance(m, Max):
             return Max(m.value.max(axis=0))
+        if isinstance(m, Rows):
+            return Rows(m.value.reshape(-1))
         return type(m)(*(x.sum(axis=0) for x in m))
 
     return {k: one(m) for k, m in stacked.items()}
 
 
 def to_host(metrics: dict) -> dict[str, float]:
-    """Divides: name -> float. A mean over nothing is 0."""
-    return {k: _number(m) for k, m in jax.device_get(metrics).items()}
+    """Divides: name -> float. A mean over nothing is 0. What belongs to single rows is left out."""
+    metrics = jax.device_get(metrics)
+    return {k: _number(m) for k, m in metrics.items() if not isinstance(m, Rows)}
+
+
+def rows(metrics: dict) -> dict:
+    """What belongs to single rows: name -> array [B] on the host."""
+    found = {k: m.value for k, m in metrics.items() if isinstance(m, Rows)}
+    return jax.device_get(found)
 
 
 def _number(m) -> float:

@@ -26,7 +26,7 @@ from cpgd_jax.report.facts import (
     write_facts,
 )
 
-__all__ = ["write_facts", "write_report"]
+__all__ = ["versions", "write_facts", "write_report"]
 
 
 def write_report(workdir) -> Path:

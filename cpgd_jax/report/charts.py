@@ -64,6 +64,12 @@ CHARTS = (
         "A fall to 0 means that all samples are alike.",
     ),
     Chart("Gradient norm", "before clipping", (("grad_norm", "global norm"),), log=True),
+    Chart(
+        "Guarded steps",
+        "count",
+        (("guard/skipped", "updates skipped"), ("guard/spikes", "spikes")),
+        "Skipped: loss or gradient was not finite. Spikes: see spikes.jsonl.",
+    ),
     Chart("Learning rate", "step size", (("lr", "learning rate"),)),
     Chart(
         "Groups without signal",

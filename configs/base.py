@@ -32,6 +32,9 @@ def get_config() -> ConfigDict:
     m.qkv_bias = placeholder(bool)  # True = Qwen2, False = Llama
     m.tie_embeddings = placeholder(bool)
     m.max_positions = placeholder(int)  # tokens the model was made for: bounds prompt + response
+    # Of a Qwen2.5-VL: a section with the fields of cpgd_jax.sizes.Vision; None = a text model, where
+    # neither size nor init_from has one.
+    m.vision = placeholder(ConfigDict)
     m.init_std = 0.02  # of random initial weights; about 1/sqrt(hidden_size) for a tiny model
     m.dtype = "float32"  # of the computation: float32 or bfloat16; parameters are float32 masters
     # Of whole sequences: auto, dense, chunked, splash (TPU), cudnn (GPU, bfloat16). auto: dense for
@@ -145,6 +148,7 @@ def get_config() -> ConfigDict:
     o.grad_clip = 1.0  # global norm
     # Parameters that are not trained, as patterns of their paths: ("embed", "blocks.*_norm").
     o.freeze = ()
+    o.train_vision = False  # the vision tower of a Qwen2.5-VL too; it is frozen otherwise
     # Of the parameters: float32, or bfloat16 (half the memory) rounded at random at each step.
     o.master_dtype = "float32"
 

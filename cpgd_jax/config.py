@@ -38,6 +38,7 @@ class Model:
     qkv_bias: bool | None
     tie_embeddings: bool | None
     max_positions: int | None
+    vision: sizes.Vision | None
     init_std: float
     dtype: str
     attention: str
@@ -143,6 +144,7 @@ class Optim:
     weight_decay: float
     grad_clip: float
     freeze: tuple[str, ...]
+    train_vision: bool
     master_dtype: str
 
 
@@ -291,11 +293,11 @@ def _build(cls, values, path):
 
 
 def _convert(hint, value, path):
-    if dataclasses.is_dataclass(hint):
-        return _build(hint, value, path)
-    if typing.get_origin(hint) is tuple:
-        return _texts(value, path)
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if dataclasses.is_dataclass(kinds[0]) and not (value is None and len(kinds) > 1):
+        return _build(kinds[0], value, path)
+    if typing.get_origin(hint) is tuple:
+        return _items(value, typing.get_args(hint)[0], path)
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) not in kinds:
@@ -304,7 +306,10 @@ def _convert(hint, value, path):
     return value
 
 
-def _texts(value, path) -> tuple[str, ...]:
-    if not isinstance(value, tuple | list) or not all(isinstance(item, str) for item in value):
-        raise UserError(f"{path} is {value!r}: it must be a tuple of texts, such as ('a', 'b')")
+_EXAMPLES = {str: "texts, such as ('a', 'b')", int: "whole numbers, such as (1, 2)"}
+
+
+def _items(value, kind, path) -> tuple:
+    if not isinstance(value, tuple | list) or not all(type(item) is kind for item in value):
+        raise UserError(f"{path} is {value!r}: it must be a tuple of {_EXAMPLES[kind]}")
     return tuple(value)

@@ -44,7 +44,8 @@ def with_sizes(config: Config, tokenizer: tokenizer_lib.Tokenizer) -> Config:
         model = sizes_lib.fill(model, known)
     elif model.vocab_size is None:
         model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
-    if unknown := [f.name for f in dataclasses.fields(model) if getattr(model, f.name) is None]:
+    names = [f.name for f in dataclasses.fields(model) if f.name != "vision"]
+    if unknown := [name for name in names if getattr(model, name) is None]:
         raise UserError(
             f"config.model.{unknown[0]} is None: give it, or name config.model.size (for example"
             " 'qwen2.5-0.5b'), or config.model.init_from"

@@ -12,6 +12,24 @@ from cpgd_jax.errors import UserError, nearest
 
 
 @dataclass(frozen=True)
+class Vision:
+    """The vision tower of a Qwen2.5-VL (arXiv 2502.13923), and how the decoder takes images in."""
+
+    num_layers: int
+    hidden_size: int
+    mlp_size: int
+    num_heads: int
+    full_attention: tuple[int, ...]  # layers that see the whole image; the others see windows
+    window_size: int  # pixels a side
+    patch_size: int  # pixels a side
+    temporal_patch_size: int  # frames; an image is so many equal ones
+    merge_size: int  # patches a side that become one token of the prompt
+    rope_sections: tuple[int, ...]  # of a head's pairs: turned by time, by row, by column
+    image_id: int  # stands in a prompt for each token of an image
+    other_ids: tuple[int, ...]  # further ids that are never sampled: video, start, end of vision
+
+
+@dataclass(frozen=True)
 class Size:
     """The shape of a Qwen2-shaped decoder; the fields are those of `config.model`."""
 
@@ -27,6 +45,7 @@ class Size:
     norm_eps: float
     qkv_bias: bool
     max_positions: int
+    vision: Vision | None = None  # None = a text model
 
 
 def named(name: str) -> "Size":
@@ -59,6 +78,7 @@ def _qwen(layers, width, mlp, heads, kv_heads, vocab_size, tied, theta=1e6, eps=
         norm_eps=eps,
         qkv_bias=True,
         max_positions=other.get("max_positions", 32_768),
+        vision=other.get("vision"),
     )
 
 

@@ -29,7 +29,7 @@ def train(config: Config, workdir: str) -> dict:
 
     def collect(state, index, position):
         examples = [run.source.train(position + i) for i in range(size)]
-        batch = demonstration_batch(
+        _, batch = demonstration_batch(
             examples,
             run.tokenizer,
             config.data.system_prompt,

@@ -30,12 +30,24 @@ class Example(NamedTuple):
     images: tuple[str, ...] = ()  # paths or places in its source, in the order of the prompt
 
 
+class ImagePatches(NamedTuple):
+    """An image as Qwen2-VL's processor cuts it: X = t * h * w patches, 2 x 2 neighbours together.
+
+    C = 3 colours * 2 frames * 14 * 14 pixels. A prompt holds the image's placeholder id once for
+    every 2 x 2 patches.
+    """
+
+    patch_XC: np.ndarray  # float32, normalised
+    grid: tuple[int, int, int]  # t, h, w, in patches
+
+
 class PromptBatch(NamedTuple):
     """Tokenised prompts on the host, left-padded."""
 
     examples: tuple[Example, ...]  # Q
     token_QS: np.ndarray  # int32
     mask_QS: np.ndarray  # bool, True = a prompt token
+    images: tuple[tuple[ImagePatches, ...], ...] = ()  # Q, in the order of the prompt; () = none
 
 
 class Rollout(NamedTuple):

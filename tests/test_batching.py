@@ -38,7 +38,7 @@ def test_the_system_prompt_is_in_the_prompt():
 
 
 def test_demonstrations_start_at_column_0_and_end_in_a_stop():
-    batch = batching.demonstration_batch(EXAMPLES, OWN, "none", 24, 12)
+    _, batch = batching.demonstration_batch(EXAMPLES, OWN, "none", 24, 12)
     for example, token_T, mask_T in zip(EXAMPLES, batch.response_BT, batch.mask_BT, strict=True):
         ids = [*OWN.encode(example.target), OWN.stop_ids[0]]
         assert token_T[: len(ids)].tolist() == ids
@@ -48,7 +48,7 @@ def test_demonstrations_start_at_column_0_and_end_in_a_stop():
 
 def test_a_demonstration_keeps_its_stop_or_is_refused():
     length = len(OWN.encode(EXAMPLES[0].target)) + 1
-    assert batching.demonstration_batch(EXAMPLES, OWN, "none", 24, length).mask_BT[0].all()
+    assert batching.demonstration_batch(EXAMPLES, OWN, "none", 24, length)[1].mask_BT[0].all()
     with pytest.raises(UserError, match=f"demonstration of 'a' has {length} tokens"):
         batching.demonstration_batch(EXAMPLES, OWN, "none", 24, length - 1)
 
@@ -56,6 +56,6 @@ def test_a_demonstration_keeps_its_stop_or_is_refused():
 def test_masks_do_not_come_from_the_pad_id():
     """A pad id inside a response is a token like any other."""
     target = OWN.fast.decode([OWN.pad_id])
-    batch = batching.demonstration_batch([Example("p", "1=?", "1", target)], OWN, "none", 24, 4)
+    _, batch = batching.demonstration_batch([Example("p", "1=?", "1", target)], OWN, "none", 24, 4)
     assert batch.response_BT[0, 0] == OWN.pad_id
     assert batch.mask_BT.tolist() == [[True, True, False, False]]

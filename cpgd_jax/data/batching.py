@@ -31,7 +31,7 @@ def demonstration_batch(
     system_prompt: str,
     max_prompt_len: int,
     max_response_len: int,
-) -> TrainBatch:
+) -> tuple[PromptBatch, TrainBatch]:
     """Prompts and their target responses, each closed by the first stop id (supervised stage)."""
     prompts = prompt_batch(examples, tokenizer, system_prompt, max_prompt_len)
     response_BT = np.full((len(examples), max_response_len), tokenizer.pad_id, np.int32)
@@ -47,7 +47,7 @@ def demonstration_batch(
         mask_BT[b, : len(ids)] = True
     zeros_BT = np.zeros(response_BT.shape, np.float32)
     group_B = np.arange(len(examples), dtype=np.int32)
-    return TrainBatch(
+    batch = TrainBatch(
         prompt_BS=prompts.token_QS,
         prompt_mask_BS=prompts.mask_QS,
         response_BT=response_BT,
@@ -56,3 +56,4 @@ def demonstration_batch(
         advantage_BT=zeros_BT,
         group_B=group_B,
     )
+    return prompts, batch

@@ -14,6 +14,7 @@ from flax import nnx
 from cpgd_jax.config import Lora
 from cpgd_jax.models import attention, lora, remat, rope
 from cpgd_jax.models.layers import Mlp, adapted, linear, param, rms_norm
+from cpgd_jax.sizes import Vision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,7 @@ class ModelConfig:
     init_std: float = 0.02
     lora: Lora = lora.OFF
     max_positions: int = 32_768  # the longest sequence it was made for; kept for config.json only
+    vision: Vision | None = None  # of a Qwen2.5-VL, see `qwen2_5_vl`
 
 
 class Attention(nnx.Module):

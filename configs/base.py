@@ -32,8 +32,8 @@ def get_config() -> ConfigDict:
     m.qkv_bias = placeholder(bool)  # True = Qwen2, False = Llama
     m.tie_embeddings = placeholder(bool)
     m.max_positions = placeholder(int)  # tokens the model was made for: bounds prompt + response
-    # Of a Qwen2.5-VL: a section with the fields of cpgd_jax.sizes.Vision; None = a text model, where
-    # neither size nor init_from has one.
+    # Of a Qwen2.5-VL: a section with the fields of cpgd_jax.sizes.Vision; None = a text model,
+    # unless size or init_from has one.
     m.vision = placeholder(ConfigDict)
     m.init_std = 0.02  # of random initial weights; about 1/sqrt(hidden_size) for a tiny model
     m.dtype = "float32"  # of the computation: float32 or bfloat16; parameters are float32 masters

@@ -22,7 +22,8 @@ from cpgd_jax import progress as progress_lib
 from cpgd_jax import workdir as workdir_lib
 from cpgd_jax.data import tokenizer as tokenizer_lib
 from cpgd_jax.errors import UserError
-from cpgd_jax.models.qwen2 import ModelConfig, Qwen2
+from cpgd_jax.models.qwen2 import ModelConfig
+from cpgd_jax.models.qwen2_5_vl import make
 from cpgd_jax.types import TrainState
 
 
@@ -170,7 +171,7 @@ def load_model(workdir: str | Path, index: int | None = None):
     """(model, tokenizer) of a run's checkpoint, None = the newest, on one device."""
     workdir = Path(workdir)
     model_sizes = sizes(workdir)
-    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Qwen2(model_sizes, nnx.Rngs(0))))
+    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: make(model_sizes, nnx.Rngs(0))))
     one_device = jax.tree.map(lambda _: SingleDeviceSharding(jax.devices()[0]), abstract)
     params = load_params(workdir, abstract, one_device, index)
     return nnx.merge(graphdef, params), tokenizer_lib.load(workdir / "tokenizer")

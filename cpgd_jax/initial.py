@@ -102,7 +102,7 @@ def _params(config: Config, sizes: models.ModelConfig, mesh):
     """Random ones or those of init_from; adapters that it lacks are as adapters start."""
 
     def fresh():
-        return nnx.split(models.Qwen2(sizes, nnx.Rngs(config.seed)))[1]
+        return nnx.split(models.make(sizes, nnx.Rngs(config.seed)))[1]
 
     folder = Path(config.model.init_from)
     shardings = sharding.param_shardings(mesh, jax.eval_shape(fresh))
@@ -135,7 +135,7 @@ def _of_run(folder: Path, sizes: models.ModelConfig, mesh):
 
 def _abstract(sizes: models.ModelConfig):
     """(graphdef, shapes of the parameters)."""
-    return nnx.split(nnx.eval_shape(lambda: models.Qwen2(sizes, nnx.Rngs(0))))
+    return nnx.split(nnx.eval_shape(lambda: models.make(sizes, nnx.Rngs(0))))
 
 
 def _is_run(folder: Path) -> bool:

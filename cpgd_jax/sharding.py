@@ -25,6 +25,8 @@ RULES = {  # logical axis -> mesh axis or axes; None = whole on every device
     "mlp": "tensor",
     "norm": None,
     "lora": None,  # the rank of an adapter
+    "vision_embed": "fsdp",
+    "vision": None,  # what else the vision tower has
     "batch": ("data", "fsdp"),
 }
 
@@ -102,6 +104,12 @@ def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
 def row_ways(mesh: Mesh) -> int:
     """Into how many parts the rows of a batch are split."""
     return math.prod(mesh.shape[axis] for axis in RULES["batch"])
+
+
+def platform() -> str:
+    """"cpu", "gpu" or "tpu": of the ambient mesh (`jax.set_mesh`), else of the default backend."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.platform if device else jax.default_backend()
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

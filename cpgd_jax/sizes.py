@@ -100,6 +100,27 @@ def _smollm2(layers, width, mlp, heads, kv_heads, theta=1e5):
     )
 
 
+def _tower(mlp_size):
+    """That of every published Qwen2.5-VL, but for the width of its MLPs."""
+    return Vision(
+        num_layers=32,
+        hidden_size=1280,
+        mlp_size=mlp_size,
+        num_heads=16,
+        full_attention=(7, 15, 23, 31),
+        window_size=112,
+        patch_size=14,
+        temporal_patch_size=2,
+        merge_size=2,
+        rope_sections=(16, 24, 24),
+        image_id=151_655,
+        other_ids=(151_656, 151_652, 151_653),
+    )
+
+
+_VL, _VL_LARGE = (
+    {"vision": _tower(mlp_size), "max_positions": 128_000} for mlp_size in (3420, 3456)
+)
 _MATH = {"theta": 1e4, "max_positions": 4096}
 
 SIZES = {
@@ -116,6 +137,10 @@ SIZES = {
     "qwen2.5-math-1.5b": _qwen(28, 1536, 8960, 12, 2, 151_936, tied=True, **_MATH),
     "qwen2.5-math-7b": _qwen(28, 3584, 18_944, 28, 4, 152_064, tied=False, **_MATH),
     "qwen2.5-math-72b": _qwen(80, 8192, 29_568, 64, 8, 152_064, tied=False, **_MATH),
+    "qwen2.5-vl-3b": _qwen(36, 2048, 11_008, 16, 2, 151_936, tied=True, **_VL),
+    "qwen2.5-vl-7b": _qwen(28, 3584, 18_944, 28, 4, 152_064, tied=False, **_VL),
+    "qwen2.5-vl-32b": _qwen(64, 5120, 27_648, 40, 8, 152_064, tied=False, **_VL_LARGE),
+    "qwen2.5-vl-72b": _qwen(80, 8192, 29_568, 64, 8, 152_064, tied=False, **_VL_LARGE),
     "smollm2-135m": _smollm2(30, 576, 1536, 9, 3),
     "smollm2-360m": _smollm2(32, 960, 2560, 15, 5),
     "smollm2-1.7b": _smollm2(24, 2048, 8192, 32, 32, theta=1.3e5),

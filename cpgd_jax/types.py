@@ -48,6 +48,36 @@ class PromptBatch(NamedTuple):
     token_QS: np.ndarray  # int32
     mask_QS: np.ndarray  # bool, True = a prompt token
     images: tuple[tuple[ImagePatches, ...], ...] = ()  # Q, in the order of the prompt; () = none
+    seen: tuple["Seen | None", ...] = ()  # Q, what the model sees of them; () = text only
+
+
+class Patches(NamedTuple):
+    """Images as the vision tower takes them: N windows with room for Y patches of C values each.
+
+    A window is of one frame of one image. Rows that have images of their own: a leading axis W.
+    """
+
+    patch_NYC: Array  # float32
+    position_NY2: Array  # int32, the patch's row and column in its image
+    mask_NY: Array  # bool, True = a patch
+    frame_N: Array  # int32, another for each frame of each image; -1 = an empty window
+    unit_F: Array  # int32, which of the N * Y / merge_size**2 outputs each image token is
+
+
+class Seen(NamedTuple):
+    """A prompt with images, on the host; features, or the patches that a trained tower needs."""
+
+    position_S3: np.ndarray  # int32, each token's place in time, rows and columns (M-RoPE)
+    at_F: np.ndarray  # int32, which of the tokens are an image's
+    feature_FD: np.ndarray | None  # what stands there instead of embeddings, from the tower
+    patches: Patches | None
+
+
+class Sight(NamedTuple):
+    """What padded sequences see."""
+
+    position_BT3: Array  # int32
+    feature_BTD: Array  # in place of the embedding where the token is an image's
 
 
 class Rollout(NamedTuple):
@@ -101,10 +131,13 @@ class Packed:
     """
 
     token_WU: Array  # int32
-    position_WU: Array  # int32; a response goes on where its prompt ends
+    position_WU: Array  # int32, or [W, U, 3] with images; a response goes on where its prompt ends
     spans: Spans
     target_WC: Array  # int32, the token that slot U-C+c predicts
     place_WC: Array  # int32, b * T + t of that token in the [B, T] arrays; B * T = padding
+    # Where prompts have images, one of the two; P = U - C slots
+    feature_WPD: Array | None = None
+    patches: Patches | None = None  # its F is P
 
 
 @struct.dataclass

@@ -15,7 +15,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "cpgd_jax"
 
-FOUNDATION = {"types", "config", "config_checks", "sizes", "ops", "sharding", "errors"}
+FOUNDATION = {"types", "config", "config_checks", "sizes", "ops", "sharding", "errors", "vision"}
 TOOLS = {  # small helpers below every stage; they may import the foundation only
     "gguf_file": "metadata and tensors of a GGUF file",
     "checksums": "what the files of a folder should be",

@@ -29,6 +29,10 @@ COUNTS = {  # of the models as published, embeddings included, a tied head count
     "qwen2.5-math-1.5b": 1_543_714_304,
     "qwen2.5-math-7b": 7_615_616_512,
     "qwen2.5-math-72b": 72_706_203_648,
+    "qwen2.5-vl-3b": 3_754_622_976,
+    "qwen2.5-vl-7b": 8_292_166_656,
+    "qwen2.5-vl-32b": 33_452_718_336,
+    "qwen2.5-vl-72b": 73_410_777_344,
     "smollm2-135m": 134_515_008,
     "smollm2-360m": 361_821_120,
     "smollm2-1.7b": 1_711_376_384,
@@ -48,7 +52,7 @@ def test_every_size_has_its_count():
 @pytest.mark.parametrize("name", SIZES)
 def test_parameter_counts(name):
     sizes = checkpoint.model_config(sized(model__size=name).model)
-    shapes = nnx.state(nnx.eval_shape(lambda: models.Qwen2(sizes, nnx.Rngs(0))))
+    shapes = nnx.state(nnx.eval_shape(lambda: models.make(sizes, nnx.Rngs(0))))
     assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == COUNTS[name]
 
 
@@ -61,7 +65,8 @@ def test_transformers_builds_the_same_counts(name):
     values = hf_config.to_dict(checkpoint.model_config(sized(model__size=name).model))
     theirs = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(theirs)
+        kind = "AutoModelForImageTextToText" if "-vl-" in name else "AutoModelForCausalLM"
+        model = getattr(transformers, kind).from_config(theirs)
     assert sum(p.numel() for p in model.parameters()) == COUNTS[name]
 
 

@@ -7,9 +7,15 @@ import json
 from pathlib import Path
 
 from cpgd_jax.errors import UserError
+from cpgd_jax.models import hf_vision
 from cpgd_jax.models.qwen2 import ModelConfig
 
-ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}  # by model_type
+ARCHITECTURES = {  # by model_type
+    "qwen2": "Qwen2ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    hf_vision.MODEL_TYPE: "Qwen2_5_VLForConditionalGeneration",
+}
+QWEN = ("qwen2", hf_vision.MODEL_TYPE)  # q, k and v have biases
 
 
 def read(folder: Path, dtype: str = "float32") -> ModelConfig:
@@ -23,9 +29,14 @@ def read(folder: Path, dtype: str = "float32") -> ModelConfig:
     return sizes
 
 
-def _sizes(config: dict, dtype: str) -> ModelConfig:
+def _sizes(whole: dict, dtype: str) -> ModelConfig:
+    """Of a Qwen2.5-VL the decoder's sizes lie in text_config, or, as published, at the top."""
+    sees = whole.get("model_type") == hf_vision.MODEL_TYPE
+    inner = whole.get("text_config") or {} if sees else {}
+    config = whole | {k: v for k, v in inner.items() if k not in ("model_type", "architectures")}
     _refuse_unsupported(config)
     hidden_size, num_heads = (_size(config, k) for k in ("hidden_size", "num_attention_heads"))
+    head_dim = _size(config, "head_dim", hidden_size // num_heads)
     return ModelConfig(
         vocab_size=_size(config, "vocab_size"),
         num_layers=_size(config, "num_hidden_layers"),
@@ -33,13 +44,16 @@ def _sizes(config: dict, dtype: str) -> ModelConfig:
         mlp_size=_size(config, "intermediate_size"),
         num_heads=num_heads,
         num_kv_heads=_size(config, "num_key_value_heads", num_heads),
-        head_dim=_size(config, "head_dim", hidden_size // num_heads),
+        head_dim=head_dim,
         rope_theta=_rope_theta(config),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        qkv_bias=config["model_type"] == "qwen2",
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        qkv_bias=config["model_type"] in QWEN,
+        tie_embeddings=bool(
+            whole.get("tie_word_embeddings") or inner.get("tie_word_embeddings", False)
+        ),
         max_positions=_size(config, "max_position_embeddings", 32_768),
         dtype=dtype,
+        vision=hf_vision.read(whole, config, hidden_size, head_dim // 2) if sees else None,
     )
 
 
@@ -59,6 +73,9 @@ def to_dict(config: ModelConfig) -> dict:
         if model_type == "qwen2"
         else {"attention_bias": False, "mlp_bias": False}
     )
+    if config.vision:
+        model_type = hf_vision.MODEL_TYPE
+        only_this_type |= hf_vision.to_dict(config.vision, config.hidden_size, config.rope_theta)
     return {
         "architectures": [ARCHITECTURES[model_type]],
         "model_type": model_type,
@@ -114,7 +131,7 @@ def _refuse_unsupported(config):
 
 
 def _slides(config) -> bool:
-    is_qwen = config["model_type"] == "qwen2"
+    is_qwen = config["model_type"] in QWEN
     if is_qwen and not config.get("use_sliding_window", False):
         return False
     kinds = config.get("layer_types")
@@ -128,6 +145,8 @@ def _rope_theta(config) -> float:
     for field in ("rope_scaling", "rope_parameters"):
         rope = config.get(field) or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
+        if config["model_type"] == hf_vision.MODEL_TYPE and kind == "mrope":
+            kind = "default"
         by_layer_type = any(isinstance(value, dict) for value in rope.values())
         if kind != "default" or by_layer_type or rope.get("partial_rotary_factor", 1.0) != 1.0:
             value = json.dumps(rope)[:120]

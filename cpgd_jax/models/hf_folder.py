@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from cpgd_jax.errors import UserError
 from cpgd_jax.models import hf_config
-from cpgd_jax.models.hf_layout import INDEX, SINGLE
+from cpgd_jax.models.hf_layout import INDEX, RENAMED, SINGLE
 from cpgd_jax.models.stored import Source, Stored
 
 FLOATS = ("F32", "F16", "BF16")
@@ -32,7 +32,19 @@ def open_folder(folder: Path, dtype: str = "float32") -> Source:
             stored = file.get_slice(name)
             read = functools.partial(_read, files, path, name)
             tensors[name] = Stored(tuple(stored.get_shape()), stored.get_dtype(), read)
-    return Source(config, tensors, FLOATS, lambda name: name)
+    return Source(config, tensors, FLOATS, _naming(tensors))
+
+
+def _naming(tensors):
+    """Published Qwen2.5-VL files name the tower and the decoder otherwise than later ones."""
+    if not any(name.startswith(tuple(RENAMED.values())) for name in tensors):
+        return lambda name: name
+
+    def name_there(name: str) -> str:
+        prefix = next((prefix for prefix in RENAMED if name.startswith(prefix)), "")
+        return RENAMED.get(prefix, "") + name.removeprefix(prefix)
+
+    return name_there
 
 
 class _OneOpen:
@@ -59,6 +71,9 @@ def _open(path: Path):
 
 def _read(files: _OneOpen, path: Path, name: str, rows: slice, columns: slice) -> np.ndarray:
     stored = files.open(path).get_slice(name)
+    if len(stored.get_shape()) > 2:  # a convolution: its columns have several axes
+        array = stored[rows]
+        return array.reshape(len(array), -1)[:, columns]
     return stored[rows] if len(stored.get_shape()) == 1 else stored[rows, columns]
 
 

@@ -1,5 +1,6 @@
 """Names and layouts of Hugging Face tensors against our parameters, in one table read both ways."""
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ class Tensor(NamedTuple):
     hf: str  # the name in the file; {} is the layer
     path: str  # the parameter here; where `hf` has a {} it is stacked, layers first
     inputs: int | None = None  # leading input axes of a linear map, which is [out, in] in the file
+    convolution: bool = False  # whose inputs keep their axes in the file
 
 
 TENSORS = (
@@ -31,7 +33,28 @@ TENSORS = (
     Tensor("model.layers.{}.mlp.down_proj.weight", "blocks.mlp.down", inputs=1),
     Tensor("model.norm.weight", "final_norm"),
     Tensor("lm_head.weight", "unembed"),
+    # the vision tower of a Qwen2.5-VL
+    Tensor("visual.patch_embed.proj.weight", "visual.patch", inputs=4, convolution=True),
+    Tensor("visual.blocks.{}.norm1.weight", "visual.blocks.attention_norm"),
+    Tensor("visual.blocks.{}.attn.qkv.weight", "visual.blocks.attention.qkv", inputs=1),
+    Tensor("visual.blocks.{}.attn.qkv.bias", "visual.blocks.attention.qkv_bias", inputs=0),
+    Tensor("visual.blocks.{}.attn.proj.weight", "visual.blocks.attention.o", inputs=2),
+    Tensor("visual.blocks.{}.attn.proj.bias", "visual.blocks.attention.o_bias", inputs=0),
+    Tensor("visual.blocks.{}.norm2.weight", "visual.blocks.mlp_norm"),
+    Tensor("visual.blocks.{}.mlp.gate_proj.weight", "visual.blocks.mlp.gate", inputs=1),
+    Tensor("visual.blocks.{}.mlp.gate_proj.bias", "visual.blocks.mlp.gate_bias", inputs=0),
+    Tensor("visual.blocks.{}.mlp.up_proj.weight", "visual.blocks.mlp.up", inputs=1),
+    Tensor("visual.blocks.{}.mlp.up_proj.bias", "visual.blocks.mlp.up_bias", inputs=0),
+    Tensor("visual.blocks.{}.mlp.down_proj.weight", "visual.blocks.mlp.down", inputs=1),
+    Tensor("visual.blocks.{}.mlp.down_proj.bias", "visual.blocks.mlp.down_bias", inputs=0),
+    Tensor("visual.merger.ln_q.weight", "visual.merger.norm"),
+    Tensor("visual.merger.mlp.0.weight", "visual.merger.up", inputs=1),
+    Tensor("visual.merger.mlp.0.bias", "visual.merger.up_bias", inputs=0),
+    Tensor("visual.merger.mlp.2.weight", "visual.merger.down", inputs=1),
+    Tensor("visual.merger.mlp.2.bias", "visual.merger.down_bias", inputs=0),
 )
+# Of a Qwen2.5-VL, as transformers has saved it since version 4.52: prefix here -> prefix there.
+RENAMED = {"visual.": "model.visual.", "model.": "model.language_model."}
 
 
 class Slot(NamedTuple):
@@ -41,6 +64,7 @@ class Slot(NamedTuple):
     layer: int | None
     shape: tuple[int, ...]  # ours, without the layers axis
     inputs: int | None
+    convolution: bool = False
 
     @property
     def hf_shape(self) -> tuple[int, ...]:
@@ -48,6 +72,8 @@ class Slot(NamedTuple):
         if self.inputs is None:
             return self.shape
         outputs = math.prod(self.shape[self.inputs :])
+        if self.convolution:
+            return (outputs, *self.shape[: self.inputs])
         return (outputs, math.prod(self.shape[: self.inputs])) if self.inputs else (outputs,)
 
     def from_hf(self, array: np.ndarray, shape) -> np.ndarray:
@@ -64,7 +90,8 @@ class Slot(NamedTuple):
     def to_hf(self, array: np.ndarray) -> np.ndarray:
         if not self.inputs:
             return array.reshape(self.hf_shape)
-        return np.ascontiguousarray(array.reshape(self.hf_shape[::-1]).T)
+        matrix = array.reshape(math.prod(self.shape[: self.inputs]), -1).T
+        return np.ascontiguousarray(matrix).reshape(self.hf_shape)
 
 
 def _flat(bounds, shape) -> slice:
@@ -82,19 +109,17 @@ def by_path(state) -> dict[str, nnx.Variable]:
 def slots(state) -> dict[str, Slot]:
     """Every tensor that a model with this state has in a file, by its name there.
 
-    In the file's order: the embedding, layer by layer, the final norm and the head.
+    In the file's order: the embedding, layer by layer, the final norm and the head; the tower.
     """
     shapes = {path: variable.get_raw_value().shape for path, variable in by_path(state).items()}
     present = [tensor for tensor in TENSORS if tensor.path in shapes]
     assert len(present) == len(shapes), sorted(set(shapes) - {tensor.path for tensor in present})
-    stacked = [tensor for tensor in present if "{}" in tensor.hf]
-    single = {
-        t.hf: Slot(t.path, None, shapes[t.path], t.inputs) for t in present if t not in stacked
-    }
-    layers = {
-        t.hf.format(layer): Slot(t.path, layer, shapes[t.path][1:], t.inputs)
-        for layer in range(shapes[stacked[0].path][0])
-        for t in stacked
-    }
-    embed, *tail = single
-    return {embed: single[embed], **layers, **{name: single[name] for name in tail}}
+    found = {}
+    for stack, tensors in itertools.groupby(present, lambda t: t.hf.partition("{}")[:2]):
+        tensors = list(tensors)
+        stacked = bool(stack[1])
+        for layer in range(shapes[tensors[0].path][0]) if stacked else (None,):
+            for t in tensors:
+                shape = shapes[t.path][1:] if stacked else shapes[t.path]
+                found[t.hf.format(layer)] = Slot(t.path, layer, shape, t.inputs, t.convolution)
+    return found

@@ -15,6 +15,7 @@ from cpgd_jax.config import Lora
 from cpgd_jax.models import attention, lora, remat, rope
 from cpgd_jax.models.layers import Mlp, adapted, linear, param, rms_norm
 from cpgd_jax.sizes import Vision
+from cpgd_jax.types import Sight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,31 +115,39 @@ class Qwen2(nnx.Module):
         head_VD = self.head_VD.astype(hidden.dtype)
         return jnp.einsum("...d,vd->...v", hidden, head_VD, preferred_element_type=jnp.float32)
 
-    def hidden(self, token_BT, mask_BT):
+    def hidden(self, token_BT, mask_BT, sight: Sight | None = None):
         """Final hidden states [B, T, D]; mask True = a token; padding on either side."""
-        return self._padded(token_BT, mask_BT)[0]
+        return self._padded(token_BT, mask_BT, sight)[0]
 
     def packed_hidden(self, packed):
         """Final hidden states [W, U, D] of packed rows, a `types.Packed`."""
         return self._sequence(packed.token_WU, packed.position_WU, packed.spans)[0]
 
-    def prefill(self, token_QS, mask_QS):
+    def prefill(self, token_QS, mask_QS, sight: Sight | None = None):
         """Of left-padded prompts: (hidden state of the last column [Q, D], keys, values); rotated
         keys and values are [L, Q, S, K, H]. `decoder.step` goes on from there.
         """
-        hidden_QSD, (k_LQSKH, v_LQSKH) = self._padded(token_QS, mask_QS, keep_kv=True)
+        hidden_QSD, (k_LQSKH, v_LQSKH) = self._padded(token_QS, mask_QS, sight, keep_kv=True)
         return hidden_QSD[:, -1], k_LQSKH, v_LQSKH
 
-    def _embed(self, token):
-        return self.embed[...][token].astype(self.config.dtype)
+    def _embed(self, token_BT, feature):
+        return self.embed[...][token_BT].astype(self.config.dtype)
 
-    def _padded(self, token_BT, mask_BT, keep_kv: bool = False):
+    def _angles(self, position_BT, token_BT):
+        return rope.angles(position_BT, self.config.head_dim, self.config.rope_theta)
+
+    def _padded(self, token_BT, mask_BT, sight, keep_kv: bool = False):
+        spans = attention.padded(mask_BT)
+        if sight is not None:
+            return self._sequence(
+                token_BT, sight.position_BT3, spans, keep_kv, feature=sight.feature_BTD
+            )
         position_BT = jnp.maximum(jnp.cumsum(mask_BT, axis=1) - 1, 0)
-        return self._sequence(token_BT, position_BT, attention.padded(mask_BT), keep_kv)
+        return self._sequence(token_BT, position_BT, spans, keep_kv)
 
-    def _sequence(self, token_BT, position_BT, spans, keep_kv: bool = False):
+    def _sequence(self, token_BT, position, spans, keep_kv: bool = False, feature=None):
         c = self.config
-        cos, sin = rope.angles(position_BT, c.head_dim, c.rope_theta)
+        cos, sin = self._angles(position, token_BT)
         attend_to = attention.over(spans, c.attention, c.dtype)
         graphdef, layers = nnx.split(self.blocks)
 
@@ -153,5 +162,5 @@ class Qwen2(nnx.Module):
             x = nnx.merge(graphdef, layer)(x, cos, sin, attend)
             return x, kept
 
-        x, kv = jax.lax.scan(remat.wrap(block, c.remat), self._embed(token_BT), layers)
+        x, kv = jax.lax.scan(remat.wrap(block, c.remat), self._embed(token_BT, feature), layers)
         return rms_norm(x, self.final_norm[...], c.norm_eps), kv

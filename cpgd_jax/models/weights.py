@@ -21,6 +21,7 @@ from cpgd_jax.errors import UserError
 from cpgd_jax.models import gguf_model, hf_config, hf_folder
 from cpgd_jax.models.hf_layout import Slot, by_path, slots
 from cpgd_jax.models.qwen2 import ModelConfig, Qwen2
+from cpgd_jax.models.qwen2_5_vl import make
 from cpgd_jax.models.stored import ALL, Source, Stored
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
@@ -31,7 +32,8 @@ HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 def from_pretrained(path, dtype="float32", mesh=None, param_dtype="float32") -> Qwen2:
     """The model of a Hugging Face folder with safetensors, or of a GGUF file.
 
-    Qwen2, Qwen2.5, or Llama without biases. dtype: of the computation ("float32", "bfloat16").
+    Qwen2, Qwen2.5, Qwen2.5-VL, or Llama without biases. dtype: of the computation ("float32",
+    "bfloat16").
     mesh: place each parameter by `cpgd_jax.sharding` as it is read; None: on the default device.
     param_dtype: of the parameters, whatever is stored; training needs float32.
     UserError, one line, for a folder, config or tensor that is missing, broken or not supported.
@@ -40,7 +42,7 @@ def from_pretrained(path, dtype="float32", mesh=None, param_dtype="float32") -> 
         _open(Path(path), _known("dtype", dtype)),
         _known("param_dtype", param_dtype),
     )
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: Qwen2(source.config, nnx.Rngs(0))))
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: make(source.config, nnx.Rngs(0))))
     places = {} if mesh is None else by_path(sharding.param_shardings(mesh, state))
     expected = {source.name(name): slot for name, slot in slots(state).items()}
     _check_names(source, expected)
@@ -88,7 +90,7 @@ def _check_names(source: Source, expected: dict[str, Slot]) -> None:
     for name in sorted(set(source.tensors) - set(expected)):
         if name.endswith("rotary_emb.inv_freq"):  # a constant that old files carry along
             continue
-        if not (name == HEAD and _equals_table(source.tensors)):
+        if not (name == HEAD and _equals_table(source)):
             raise UserError(f"unexpected tensor {name}: the model's config has no place for it")
 
 
@@ -102,9 +104,9 @@ def _check_storage(source: Source, expected: dict[str, Slot]) -> None:
             raise UserError(f"tensor {name} is stored as {kind}, not one of {known}")
 
 
-def _equals_table(tensors: dict[str, Stored]) -> bool:
+def _equals_table(source: Source) -> bool:
     """A tied model's file may hold the head as well, if it is the embedding."""
-    head, table = tensors[HEAD], tensors[TABLE]
+    head, table = source.tensors[HEAD], source.tensors[source.name(TABLE)]
     return head.shape == table.shape and all(
         np.array_equal(head.read(rows, ALL), table.read(rows, ALL)) for rows in _chunks(*head.shape)
     )

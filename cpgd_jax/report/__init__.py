@@ -12,7 +12,8 @@ from pathlib import Path
 import jinja2
 import numpy as np
 
-from cpgd_jax import jsonl, metrics
+from cpgd_jax import config as config_lib
+from cpgd_jax import jsonl, metrics, watch
 from cpgd_jax.errors import UserError
 from cpgd_jax.report import charts, plot, samples
 from cpgd_jax.report.facts import (
@@ -49,7 +50,9 @@ def collect(workdir) -> dict:
     config, facts = _json(workdir / "config.json"), _json(workdir / FACTS_FILE)
     columns, alarms = read_columns(workdir / metrics.METRICS_FILE)
     pairs, recent = samples.select(jsonl.read_lines(workdir / metrics.ROLLOUTS_FILE))
-    drawn = [plot.draw(chart, columns) for chart in charts.CHARTS]
+    found = findings(config, jsonl.read_lines(workdir / metrics.METRICS_FILE))
+    alarms += [(f"step {f.step}: {f.name}: {f.sentence}", 1) for f in found]
+    drawn = [plot.draw(chart, columns, marks=found) for chart in charts.CHARTS]
     return {
         "run": workdir.resolve().name,
         "algorithm": algorithm_name(config),
@@ -107,6 +110,14 @@ def read_columns(path):
                 y.append(np.nan if value is None or not np.isfinite(value) else value)
     columns = {name: (np.array(x, float), np.array(y, float)) for name, (x, y) in columns.items()}
     return columns, [(first[name], count[name]) for name in first]
+
+
+def findings(config, rows) -> list[watch.Finding]:
+    """What the watch has told the run, found again in its metrics."""
+    try:
+        return watch.replay(rows, config_lib.Watch(**config["watch"]))
+    except (KeyError, TypeError, ValueError):  # no section of that kind in config.json
+        return []
 
 
 def notes(config, columns, sampled) -> list[str]:

@@ -17,10 +17,11 @@ MAX_POINTS = 400
 SMOOTH_FROM = 60  # points; shorter curves are drawn as they are
 
 
-def draw(chart: Chart, columns: dict, x_label: str = "optimiser step") -> dict | None:
+def draw(chart: Chart, columns: dict, x_label: str = "optimiser step", marks=()) -> dict | None:
     """Geometry for the template; None when the run has none of the chart's metrics.
 
     `columns`: name -> (x, y), arrays of equal length; y is NaN where the run was not finite.
+    `marks`: findings of the watch; those of the chart's metrics are drawn at their step.
     """
     found = [(name, label) for name, label in chart.series if name in columns]
     if not found:
@@ -44,6 +45,11 @@ def draw(chart: Chart, columns: dict, x_label: str = "optimiser step") -> dict |
         "lines": [
             _line(label, x, y, x_axis, y_axis, "%" if chart.percent else "")
             for label, x, y in lines
+        ],
+        "marks": [
+            {"x": round(float(x_axis(m.step)), 1), "name": m.name, "late": m.step > end / 2}
+            for m in marks
+            if m.metric in columns and m.metric in dict(chart.series)
         ],
         "bad": sorted({round(float(x_axis(v)), 1) for _, x, y in lines for v in x[np.isnan(y)]}),
     }

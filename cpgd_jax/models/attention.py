@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from cpgd_jax.errors import UserError
 from cpgd_jax.models import chunked_attention, splash
-from cpgd_jax.sharding import RULES
+from cpgd_jax.sharding import RULES, platform
 from cpgd_jax.types import Spans
 
 MASKED = chunked_attention.MASKED
@@ -66,10 +66,9 @@ def choose(implementation: str, slots: int, dtype) -> str:
         return implementation
     if slots <= SHORT:
         return "dense"
-    platform = jax.default_backend()
-    if platform == "gpu" and dtype == jnp.bfloat16:
+    if platform() == "gpu" and dtype == jnp.bfloat16:
         return "cudnn"
-    return "splash" if platform == "tpu" else "chunked"
+    return "splash" if platform() == "tpu" else "chunked"
 
 
 def _mask(spans: Spans):

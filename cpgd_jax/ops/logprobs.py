@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from cpgd_jax.sharding import RULES
+from cpgd_jax.sharding import RULES, platform
 
 LOWEST = -1e30  # logit of an id counted before; finite, so that 0 * (LOWEST - peak) is 0, not NaN
 
@@ -46,7 +46,7 @@ def token_logprobs(
         raise ValueError(f"temperature {temperature} is not positive: scoring has no greedy limit")
     chex.assert_equal_shape_prefix((hidden, token), token.ndim)
     chex.assert_equal_shape_suffix((hidden, head_VD), 1)
-    tokens, ids = TILES.get(jax.default_backend(), TILES["else"])
+    tokens, ids = TILES.get(platform(), TILES["else"])
     chunks = -(-token.size // ((token_chunk or tokens) * math.prod(map(_ways, RULES["batch"]))))
 
     def fold(x):

@@ -52,6 +52,7 @@ EXCEPTIONS = {  # (module, what it imports): why
     ("checkpoint", "models"): "a checkpoint is read back as a model",
     ("rollout", "models.decoder"): "the rollout decodes with the model's blocks",
     ("rollout", "models.kv_cache"): "and keeps their cache",
+    ("rollout", "models.seeing"): "and asks what it sees of the images of prompts",
     ("report", "metrics"): "the report reads the names that metrics writes",
     ("data.rows", "rewards.answers"): "a gold's box is opened as the verifier opens it",
     ("data.prepare", "rewards.golds"): "golds that cannot be compared are reported with the rows",

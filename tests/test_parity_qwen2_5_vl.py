@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from cpgd_jax import models, vision
 from cpgd_jax.models import vision_tower
+from cpgd_jax.rollout import generate
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -202,3 +203,21 @@ def test_saved_by_us_it_loads_in_transformers(pair, tmp_path):
     expected = their_logits(theirs, token_BT, mask_BT, images)
     found = their_logits(loaded.eval(), token_BT, mask_BT, images)
     np.testing.assert_array_equal(found[mask_BT], expected[mask_BT])
+
+
+def test_greedy_generation(pair):
+    """32 tokens, each prompt on a slot of its own and all on fewer slots than prompts."""
+    theirs, ours, _ = pair
+    rows, images = prompts("mixed")
+    settings = dict(samples_per_prompt=1, max_new_tokens=32, temperature=0.0, stop_ids=(vl.STOP,))
+    together = generate(ours, rows, images=images, slots=2, **settings)
+    for ids, shown, (found,) in zip(rows, images, together, strict=True):
+        theirs.model.rope_deltas = None
+        with torch.no_grad():
+            expected = theirs.generate(
+                **arguments(*vl.padded([ids]), [shown]),
+                max_new_tokens=32,
+                do_sample=False,
+                suppress_tokens=[vl.IMAGE, *vl.SIZES.other_ids],
+            )
+        assert found.tokens == expected[0, len(ids) :].tolist()

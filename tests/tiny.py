@@ -12,6 +12,7 @@ from flax import nnx
 from configs import base
 from cpgd_jax import checkpoint, sharding
 from cpgd_jax import config as config_lib
+from cpgd_jax.models import make
 from cpgd_jax.models.qwen2 import ModelConfig, Qwen2
 
 # Differ between equal runs.
@@ -74,7 +75,7 @@ def config(**changes) -> config_lib.Config:
 def random_model(config: ModelConfig) -> Qwen2:
     """Every parameter normal, the biases too; made in NumPy, which compiles nothing."""
     rng = np.random.default_rng(0)
-    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0))))
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: make(config, nnx.Rngs(0))))
     params = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), x.dtype), shapes)
     return nnx.merge(graphdef, params)
 

@@ -7,6 +7,7 @@ from flax import nnx
 
 from cpgd_jax import types
 from cpgd_jax.errors import UserError
+from cpgd_jax.models import seeing
 from cpgd_jax.rollout import engine, memory
 from cpgd_jax.rollout.shapes import Requests
 
@@ -28,6 +29,7 @@ def generate(
     forbidden_ids=(),
     dtype: str = "",
     cache_dtype: str = "",
+    images=None,
 ) -> list[list[types.Completion]]:
     """Samples `samples_per_prompt` responses to each prompt: Q lists of G `Completion`s.
 
@@ -37,6 +39,8 @@ def generate(
     forbidden_ids: never sampled. max_new_tokens: the length cap, or one a prompt. slots: at most so
     many responses are decoded at a time; None = as many as fit into memory, see `plan`. dtype,
     cache_dtype: of decoding and of its keys and values ("float32", "bfloat16"; "" = the model's).
+    images: for a Qwen2.5-VL, a tuple of `types.ImagePatches` a prompt, in which the image id stands
+    once for each of their tokens; None = text only. Ids that stand for images are never sampled.
     The samples of a prompt depend on the seed, the prompt and how often the same prompt stood
     earlier in the list, not on the other prompts, their order, `slots` or devices.
     Raises UserError for arguments outside their range.
@@ -57,11 +61,12 @@ def generate(
     if not prompts:
         return []
     graphdef, params = nnx.split(model)
+    seen = seeing.look(graphdef, params, prompts, images, engine.mesh_of(params))
     rollout = engine.sample(
         graphdef,
         params,
         *pad_prompts(prompts),
-        prompt_id_Q=prompt_ids(prompts),
+        prompt_id_Q=prompt_ids(prompts, images),
         group=samples_per_prompt,
         max_new_tokens=np.reshape(max_new_tokens, (-1, 1)),
         temperature=temperature,
@@ -73,6 +78,7 @@ def generate(
         slots=slots,
         dtype=dtype,
         cache_dtype=cache_dtype,
+        seen=seen,
     )
     completions = [_completion(rollout, row) for row in range(len(rollout.truncated_B))]
     G = samples_per_prompt
@@ -112,12 +118,13 @@ def pad_prompts(prompts) -> tuple[np.ndarray, np.ndarray]:
     return token_QS, mask_QS
 
 
-def prompt_ids(prompts) -> np.ndarray:
-    """A uint32 a prompt: a checksum of its tokens and how often they stood earlier in the list."""
+def prompt_ids(prompts, images=None) -> np.ndarray:
+    """A uint32 a prompt: a checksum of its tokens and images and how often they stood earlier."""
     seen: dict[bytes, int] = {}
     ids = []
-    for prompt in prompts:
+    for prompt, shown in zip(prompts, images or ((),) * len(prompts), strict=True):
         data = np.asarray(prompt, np.int32).tobytes()
+        data += b"".join(np.ascontiguousarray(image.patch_XC).tobytes() for image in shown)
         seen[data] = seen.get(data, 0) + 1
         ids.append(zlib.crc32(data, seen[data]))
     return np.asarray(ids, np.uint32)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from cpgd_jax import sharding, types
+from cpgd_jax import sharding, types, vision
 from cpgd_jax.models import decoder as decoder_lib
 from cpgd_jax.rollout import memory, programs
 from cpgd_jax.rollout import prompts as prompts_lib
@@ -44,6 +44,7 @@ def sample(
     slots: int | None = None,
     dtype: str = "",
     cache_dtype: str = "",
+    seen: tuple = (),
 ) -> types.Rollout:
     """Samples `group` responses to each of Q left-padded prompts.
 
@@ -53,11 +54,14 @@ def sample(
     or one a response, [Q, G]. stop_ids: each ends a response and belongs to it. forbidden_ids:
     never sampled, as if their logits were -inf. temperature 0: greedy, ln-probabilities reported at
     temperature 1. slots: at most so many responses are decoded at a time; None or 0: see `memory`.
-    dtype, cache_dtype: of decoding and of its keys and values; "" = the model's.
+    dtype, cache_dtype: of decoding and of its keys and values; "" = the model's. seen: of each
+    prompt, from `models.seeing.look`; () = text only. What stands for images is never sampled.
     sampler_logp_BT is that of the law sampled: after temperature, top-k, top-p and forbidden ids.
     Columns past the end hold id 0 and are masked out. UserError when the slots do not fit.
     """
     decoder = decoder_lib.decoder(graphdef, params, dtype)
+    if sizes := decoder.config.vision:
+        forbidden_ids = (*forbidden_ids, *vision.never_sampled(sizes))
     dials = Dials(
         _key(key),
         _table(stop_ids, decoder.config.vocab_size),
@@ -69,6 +73,7 @@ def sample(
         [np.asarray(ids)[mask] for ids, mask in zip(prompt_QS, prompt_mask_QS, strict=True)],
         (np.asarray(prompt_id_Q).astype(np.int64) & 0xFFFFFFFF).astype(np.uint32),
         np.broadcast_to(max_new_tokens, (len(prompt_QS), group)).astype(np.int32),
+        seen or (None,) * len(prompt_QS),
     )
     law = Law(temperature == 0, int(top_k), top_p < 1.0, bool(forbidden_ids))
     return _Engine(graphdef, params, decoder, law, dials, prompts, slots, cache_dtype).run()
@@ -144,7 +149,7 @@ class _Engine:
 
     def _enqueue(self, shard: Shard, place: int, unit: Unit, token_G, logp_G) -> None:
         """The samples of a prompt whose first token did not end them."""
-        q, (ids, id_Q, limit_QG) = unit.prompt, self.prompts
+        q, (ids, id_Q, limit_QG, _) = unit.prompt, self.prompts
         request_G = q * limit_QG.shape[1] + unit.sample_G
         token_G, logp_G = token_G[: len(request_G)], logp_G[: len(request_G)]
         self.answers.add(request_G, token_G, logp_G)
@@ -155,7 +160,7 @@ class _Engine:
                 prompt_id=id_Q[q],
                 sample=unit.sample_G[g],
                 prompt=place,
-                prompt_len=len(ids[q]),
+                first=self.prompts.first(q),
                 limit=limit_QG[q, unit.sample_G[g]],
                 count=1,
                 token=token_G[g],

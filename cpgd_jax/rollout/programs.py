@@ -24,11 +24,14 @@ ROWS = P(DATA)  # the leading axis split over the shards
 
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "law"))
-def prefill(graphdef, params, token_CS, mask_CS, prompt_id_C, sample_CG, dials: Dials, law: Law):
+def prefill(
+    graphdef, params, token_CS, mask_CS, prompt_id_C, sample_CG, sight, dials: Dials, law: Law
+):
     """Keys and values of left-padded prompts, [L, C, S, K, H], and the first token of each sample:
-    (k, v, token_CG, logp_CG).
+    (k, v, token_CG, logp_CG). sight: a `types.Sight`, None = no prompt has an image.
     """
-    hidden_CD, k, v = (model := nnx.merge(graphdef, params)).prefill(token_CS, mask_CS)
+    model = nnx.merge(graphdef, params)
+    hidden_CD, k, v = model.prefill(token_CS, mask_CS, sight)
     G = sample_CG.shape[1]
     logits_BV = jnp.repeat(model.head(hidden_CD), G, axis=0)
     prompt_id_B, sample_B = jnp.repeat(prompt_id_C, G), sample_CG.reshape(-1)
@@ -106,7 +109,7 @@ def decode(
             column, slots, head, recent, tape, _ = state
             visible = _visible(slots, owners, prompt_len_Q, column, S, W, lanes)
             row, cache = slots.row, Cache(prompts, pages, recent)
-            position_B = row.prompt_len + row.count - 1
+            position_B = row.first + row.count - 1
             logits_BV, cache = decoder_lib.step(
                 decoder, weights, row.token, position_B, column, cache, visible
             )

@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cpgd_jax.models import seeing
 from cpgd_jax.rollout.shapes import Requests, Shapes, power_of_two
 from cpgd_jax.rollout.shard import Shard
+from cpgd_jax.types import Sight
 
 
 class Prompts(NamedTuple):
@@ -15,6 +17,7 @@ class Prompts(NamedTuple):
     token: list  # of arrays of ids
     id_Q: np.ndarray  # uint32, for the random numbers
     limit_QG: np.ndarray  # int32, of tokens a response
+    seen: tuple  # of `types.Seen` or None
 
     def requests(self) -> Requests:
         longest = max(len(ids) for ids in self.token)
@@ -22,6 +25,11 @@ class Prompts(NamedTuple):
 
     def columns(self, prompt: int) -> int:
         return power_of_two(len(self.token[prompt]), 16)
+
+    def first(self, prompt: int) -> int:
+        """The place of a response's first token: images take up fewer places than tokens."""
+        seen = self.seen[prompt]
+        return len(self.token[prompt]) if seen is None else int(seen.position_S3[-1, 0]) + 1
 
 
 class Unit(NamedTuple):
@@ -38,6 +46,7 @@ class Batch(NamedTuple):
     mask_CS: np.ndarray  # bool, True = a prompt token
     id_C: np.ndarray  # uint32
     sample_CG: np.ndarray  # int32
+    sight: Sight | None
     at_C: np.ndarray  # int32, where the prompt is kept; past the end = filling
 
 
@@ -80,12 +89,15 @@ def batch(prompts: Prompts, dealt, shapes: Shapes, group: int) -> Batch:
         mask_CS=np.broadcast_to(np.arange(S) == S - 1, (rows, S)).copy(),
         id_C=np.zeros(rows, np.uint32),
         sample_CG=np.zeros((rows, group), np.int32),
+        sight=None,
         at_C=np.full(rows, shapes.places, np.int32),
     )
+    seen = [None] * rows
     for d, of_shard in enumerate(dealt):
         for row, (place, unit) in enumerate(of_shard, start=d * C):
             ids = prompts.token[unit.prompt]
             out.token_CS[row, S - len(ids) :], out.mask_CS[row, S - len(ids) :] = ids, True
             out.id_C[row], out.at_C[row] = prompts.id_Q[unit.prompt], place
             out.sample_CG[row, : len(unit.sample_G)] = unit.sample_G
-    return out
+            seen[row] = prompts.seen[unit.prompt]
+    return out._replace(sight=seeing.sight(seen, out.mask_CS))

@@ -35,7 +35,7 @@ class Row(NamedTuple):
     prompt_id: Array  # uint32, for the random numbers
     sample: Array  # within the group, for the random numbers
     prompt: Array  # its place in the store of prompts
-    prompt_len: Array  # tokens
+    first: Array  # the place of its first token, in the sense of rotary embedding
     limit: Array  # of tokens
     count: Array  # of tokens sampled
     token: Array  # the last one; its keys are not in the cache yet

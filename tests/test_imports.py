@@ -15,7 +15,17 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "cpgd_jax"
 
-FOUNDATION = {"types", "config", "config_checks", "sizes", "ops", "sharding", "errors", "vision"}
+FOUNDATION = {
+    "types",
+    "config",
+    "config_checks",
+    "sizes",
+    "ops",
+    "sharding",
+    "distributed",
+    "errors",
+    "vision",
+}
 TOOLS = {  # small helpers below every stage; they may import the foundation only
     "gguf_file": "metadata and tensors of a GGUF file",
     "checksums": "what the files of a folder should be",
@@ -38,6 +48,8 @@ WIRING = {
     "groups": "sampling and rewarding for experience",
     "supervised": "the loop of the supervised stage",
     "bench": "times the pieces",
+    "sweep": "runs of one config with fields changed, and their table",
+    "stability": "many tiny policies, trained by every algorithm",
     "convert": "models from one format to another",
 }
 EXCEPTIONS = {  # (module, what it imports): why

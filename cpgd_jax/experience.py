@@ -29,8 +29,9 @@ def collect(run: Run, row: Algorithm, params, reference, verifier, index: int, p
         "prompt_mask_BS": np.repeat(drawn.prompts.mask_QS, G, axis=0),
         "response_BT": rollout.response_BT,
     }
-    old_BT, found = _old_logp(run, params, rows, rollout)
-    ref_BT = None if reference is None else _score(run, reference, rows, rollout.mask_BT)
+    seen = drawn.prompts.seen
+    old_BT, found = _old_logp(run, params, rows, rollout, seen)
+    ref_BT = None if reference is None else _score(run, reference, rows, rollout.mask_BT, seen)
     started = time.monotonic()
     scored = groups.rewarded(config, row, drawn)
     wait_s = time.monotonic() - started
@@ -60,13 +61,23 @@ def collect(run: Run, row: Algorithm, params, reference, verifier, index: int, p
         "time/reward_wait_s": wait_s,
         "rollout/tokens_per_s": sampled_tokens / sample_s,
     }
-    return Work(batch, metrics, _samples(config, scored, advantage_BT), position)
+    work = Work(batch, metrics, _samples(config, scored, advantage_BT), position)
+    if not any(seen):
+        return work
+    return work._replace(examples=scored.prompts.examples, seen=seen)
 
 
-def rescore(run: Run, params, batch: TrainBatch):
+def look_again(run: Run, params, work: Work) -> Work:
+    """A `Work` out of a checkpoint, with what its prompts show."""
+    if work.seen or not work.examples:
+        return work
+    return work._replace(seen=groups.read_prompts(run, params, work.examples).seen)
+
+
+def rescore(run: Run, params, batch: TrainBatch, seen):
     """ln-probabilities [B, T] of the batch's responses under `params`: the end of an epoch."""
     rows = {k: getattr(batch, k) for k in ("prompt_BS", "prompt_mask_BS", "response_BT")}
-    return _score(run, params, rows, batch.mask_BT)
+    return _score(run, params, rows, batch.mask_BT, seen)
 
 
 def minibatch(config: Config, batch: TrainBatch, index: int, k: int) -> TrainBatch:
@@ -89,7 +100,7 @@ def _trained(row: Algorithm, scored: groups.Scored) -> np.ndarray:
     return scored.rollout.mask_BT & keep_B[:, None]
 
 
-def _old_logp(run: Run, params, rows: dict, rollout):
+def _old_logp(run: Run, params, rows: dict, rollout, seen):
     """(old_BT, metrics): the trainer's own, or the sampler's where that is asked for and close.
 
     How close is measured on one microbatch, or a group if that is more.
@@ -98,11 +109,11 @@ def _old_logp(run: Run, params, rows: dict, rollout):
     if t.old_logp == "sampler":
         count = max(t.microbatch_size // G, 1) * G
         first = {name: x[:count] for name, x in rows.items()}
-        gap = _gap(rollout, _score(run, params, first, rollout.mask_BT[:count]))
+        gap = _gap(rollout, _score(run, params, first, rollout.mask_BT[:count], seen))
         if gap["rollout/logp_gap_max"] <= t.max_logp_gap:
             old_BT = np.where(rollout.mask_BT, rollout.sampler_logp_BT, 0.0)
             return old_BT, gap | {"old/rescored": 0.0}
-    old_BT = _score(run, params, rows, rollout.mask_BT)
+    old_BT = _score(run, params, rows, rollout.mask_BT, seen)
     return old_BT, _gap(rollout, old_BT) | {"old/rescored": 1.0}
 
 
@@ -116,7 +127,7 @@ def _gap(rollout, scored_bT) -> dict:
     }
 
 
-def _score(run: Run, params, rows: dict, mask_BT):
+def _score(run: Run, params, rows: dict, mask_BT, seen):
     logp_BT, _ = score_rollout(
         run.graphdef,
         params,
@@ -127,6 +138,7 @@ def _score(run: Run, params, rows: dict, mask_BT):
         group_B=np.arange(len(mask_BT)) // run.config.rollout.samples_per_prompt,
         mesh=run.mesh,
         row_len=run.row_len,
+        seen=seen,
     )
     return logp_BT
 

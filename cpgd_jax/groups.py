@@ -63,6 +63,12 @@ def draw(run: Run, row: Algorithm, params, verifier, index, position):
     return _gather((kept + spare)[:Q]), tokens, position
 
 
+def read_prompts(run: Run, params, examples) -> PromptBatch:
+    """The examples' prompts, and what the model sees of their images."""
+    limit, system_prompt = run.config.rollout.max_prompt_len, run.config.data.system_prompt
+    return run.look(params, prompt_batch(examples, run.tokenizer, system_prompt, limit))
+
+
 def respond(run: Run, params, examples, *, group, key, temperature, prompt_id_Q=None):
     """(prompts, rollout, texts): `group` responses to each example, and their decoded text.
 
@@ -70,13 +76,13 @@ def respond(run: Run, params, examples, *, group, key, temperature, prompt_id_Q=
     temperature 0 (greedy) config.rollout.top_k and top_p are not used.
     """
     r, tokenizer = run.config.rollout, run.tokenizer
-    prompts = prompt_batch(examples, tokenizer, run.config.data.system_prompt, r.max_prompt_len)
+    prompts = read_prompts(run, params, examples)
     rollout = engine.sample(
         run.graphdef,
         params,
         prompts.token_QS,
         prompts.mask_QS,
-        prompt_id_Q=prompt_ids(list(prompts.token_QS)) if prompt_id_Q is None else prompt_id_Q,
+        prompt_id_Q=_prompt_ids(prompts) if prompt_id_Q is None else prompt_id_Q,
         group=group,
         max_new_tokens=r.max_response_len,
         key=key,
@@ -88,12 +94,17 @@ def respond(run: Run, params, examples, *, group, key, temperature, prompt_id_Q=
         slots=r.slots or None,
         dtype=r.decode_dtype,
         cache_dtype=r.cache_dtype,
+        seen=prompts.seen,
     )
     texts = [
         tokenizer.decode(ids[mask])
         for ids, mask in zip(rollout.response_BT, rollout.mask_BT, strict=True)
     ]
     return prompts, rollout, texts
+
+
+def _prompt_ids(prompts: PromptBatch):
+    return prompt_ids(list(prompts.token_QS), prompts.images)
 
 
 def judge(config: Config, verifier, examples, texts) -> Future:
@@ -155,6 +166,8 @@ def _gather(picks) -> Scored:
         tuple(s.prompts.examples[q] for s, q in picks),
         np.stack([s.prompts.token_QS[q] for s, q in picks]),
         np.stack([s.prompts.mask_QS[q] for s, q in picks]),
+        tuple(s.prompts.images[q] if s.prompts.images else () for s, q in picks),
+        tuple(s.prompts.seen[q] if s.prompts.seen else None for s, q in picks),
     )
     rollout = Rollout(*(rows(lambda s, i=i: s.rollout[i]) for i in range(len(Rollout._fields))))
     texts = [t for s, q in picks for t in s.texts[q * G : (q + 1) * G]]

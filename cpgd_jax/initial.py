@@ -18,6 +18,7 @@ from cpgd_jax.errors import UserError
 from cpgd_jax.models import lora, weights
 from cpgd_jax.train_step import init_state
 
+VISION = "visual"  # where a model keeps its vision tower
 # Of a ModelConfig, what the config may choose anew for given parameters.
 FREE = ("dtype", "attention", "remat", "lora", "init_std", "max_positions")
 
@@ -87,7 +88,12 @@ def state(config: Config, mesh, optimizer):
 
     def begin(params):
         """Marked, in the masters' dtype, with the optimiser's state."""
-        trained = lora.is_adapter if sizes.lora.rank else lambda path: True
+
+        def trained(path):
+            if path[0] == VISION:
+                return config.optim.train_vision
+            return not sizes.lora.rank or lora.is_adapter(path)
+
         params = optim.freeze(params, config.optim.freeze, trained)
         dtype = config.optim.master_dtype
         return init_state(jax.tree.map(lambda x: x.astype(dtype), params), optimizer)

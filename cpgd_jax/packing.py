@@ -11,16 +11,17 @@ import math
 import jax
 import numpy as np
 
-from cpgd_jax.types import Microbatches, Packed, Spans, TrainBatch
+from cpgd_jax import vision
+from cpgd_jax.types import Microbatches, Packed, Seen, Spans, TrainBatch
 
 STEP = 64  # slots: the least width, and what every width is a multiple of
 
 
-def pack(batch: TrainBatch, size: int, ways: int = 1, row_len: int = 0) -> Microbatches:
+def pack(batch: TrainBatch, size: int, ways: int = 1, row_len: int = 0, seen=()) -> Microbatches:
     """An optimiser step of microbatches of `size` responses; see `microbatches` and `lay_out`."""
     order_MB = np.stack(microbatches(batch, size))
     rows = jax.tree.map(lambda x: np.asarray(x)[order_MB], batch)
-    return Microbatches(rows, lay_out(batch, order_MB, ways, row_len))
+    return Microbatches(rows, lay_out(batch, order_MB, ways, row_len, seen))
 
 
 def microbatches(batch: TrainBatch, size: int) -> list:
@@ -42,12 +43,14 @@ def microbatches(batch: TrainBatch, size: int) -> list:
     return [np.concatenate(pieces) for pieces in dealt]
 
 
-def lay_out(batch: TrainBatch, order_MB, ways: int = 1, row_len: int = 0) -> Packed:
+def lay_out(batch: TrainBatch, order_MB, ways: int = 1, row_len: int = 0, seen=()) -> Packed:
     """The microbatches packed into rows: arrays with a leading axis M.
 
     Masked tokens leave, and so do responses and prompts of which nothing is left. Rows of one group
     have one prompt. The number of packed rows is a multiple of `ways` (devices), the least for
-    which they have about `row_len` slots; 0 = no limit.
+    which they have about `row_len` slots; 0 = no limit. seen: what the prompt of each group shows,
+    by the group's number, a `Seen` or None; () = no images. Patches are packed where a `Seen` has
+    them, else features.
     """
     slots = _Slots(batch)
     total = max(sum(map(slots.of, slots.by_group(order_B))) for order_B in order_MB)
@@ -55,8 +58,15 @@ def lay_out(batch: TrainBatch, order_MB, ways: int = 1, row_len: int = 0) -> Pac
     plan = [_rows(slots, order_B, count) for order_B in order_MB]
     P = bucket(max(sum(map(slots.of_prompt, row)) for rows in plan for row in rows))
     C = bucket(max(sum(map(slots.of_responses, row)) for rows in plan for row in rows))
-    packed = [_fill(batch, *parts, P, C) for parts in zip(order_MB, plan, strict=True)]
-    return jax.tree.map(lambda *x: np.stack(x), *packed)
+    seen = {q: seen[q] for q in np.unique(batch.group_B) if seen and seen[q] is not None}
+    packed = [_fill(batch, *parts, P, C, seen) for parts in zip(order_MB, plan, strict=True)]
+    packed = jax.tree.map(lambda *x: np.stack(x), *packed)
+    shown = [[_shown(slots, pieces, seen) for pieces in rows] for rows in plan]
+    if not any(row for rows in shown for row in rows):
+        return packed
+    if all(one.patches is None for one in seen.values()):
+        return packed.replace(feature_WPD=vision.features(shown, P))
+    return packed.replace(patches=vision.patches(shown, P))
 
 
 def bucket(count: int) -> int:
@@ -122,11 +132,26 @@ def _deal(items: list, costs: list, parts: int, room: int) -> list:
     return dealt
 
 
-def _fill(batch: TrainBatch, order_B, rows: list, P: int, C: int) -> Packed:
+def _shown(slots: _Slots, pieces: list, seen: dict) -> list:
+    """(first slot, `Seen`) of the prompts of one packed row that have images."""
+    starts = np.cumsum([0, *map(slots.of_prompt, pieces)])
+    groups = [slots.group_B[piece[0]] for piece in pieces]
+    return [(u, seen[q]) for u, q in zip(starts, groups, strict=False) if q in seen]
+
+
+def _places(prompt_len: int, seen: Seen | None, axes: int) -> np.ndarray:
+    """Of a prompt's tokens: [S], or where images are about [S, 3]."""
+    if seen is not None:
+        return seen.position_S3
+    return np.arange(prompt_len) if axes == 1 else np.arange(prompt_len)[:, None]
+
+
+def _fill(batch: TrainBatch, order_B, rows: list, P: int, C: int, seen: dict) -> Packed:
     """The arrays of one microbatch: prompts in the first P slots, responses in the last C."""
     T, U, W = batch.mask_BT.shape[1], P + C, len(rows)
     place_of = {b: i for i, b in enumerate(order_B)}
-    token_WU, position_WU = np.zeros((2, W, U), np.int32)
+    token_WU = np.zeros((W, U), np.int32)
+    position_WU = np.zeros((W, U, 3) if seen else (W, U), np.int32)
     spans = Spans(*(np.tile(np.arange(U, dtype=np.int32), (W, 1)) for _ in Spans._fields))
     target_WC = np.zeros((W, C), np.int32)
     place_WC = np.full((W, C), len(order_B) * T, np.int32)
@@ -135,14 +160,16 @@ def _fill(batch: TrainBatch, order_B, rows: list, P: int, C: int) -> Packed:
         for piece in pieces:
             prompt = batch.prompt_BS[piece[0]][batch.prompt_mask_BS[piece[0]]]
             n = len(prompt) - 1
-            token_WU[w, u : u + n], position_WU[w, u : u + n] = prompt[:-1], np.arange(n)
+            place = _places(n + 1, seen.get(batch.group_B[piece[0]]), position_WU.ndim - 1)
+            token_WU[w, u : u + n], position_WU[w, u : u + n] = prompt[:-1], place[:-1]
             segments = [slice(u, u + n)]
             for b in piece:
                 (column,) = np.nonzero(batch.mask_BT[b])
                 response, m = batch.response_BT[b][column], len(column)
                 here, trained = slice(c, c + m), slice(c - P, c - P + m)
                 token_WU[w, here] = np.append(prompt[-1], response[:-1])
-                position_WU[w, here] = n + np.arange(m)
+                count = np.arange(m).reshape(-1, *[1] * (place.ndim - 1))
+                position_WU[w, here] = place[-1] + count
                 target_WC[w, trained] = response
                 place_WC[w, trained] = place_of[b] * T + column
                 segments.append(here)

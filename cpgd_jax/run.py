@@ -14,9 +14,9 @@ from cpgd_jax.config import Config
 from cpgd_jax.data import batching, sources
 from cpgd_jax.data.tokenizer import Tokenizer
 from cpgd_jax.errors import UserError
-from cpgd_jax.models import attention
+from cpgd_jax.models import attention, seeing
 from cpgd_jax.rewards import golds
-from cpgd_jax.types import Example, Microbatches, TrainBatch, TrainState
+from cpgd_jax.types import Example, Microbatches, PromptBatch, TrainBatch, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +55,21 @@ class Run:
         model = self.config.model
         return self.config.train.row_len or attention.row_len(model.attention, model.dtype)
 
-    def pack(self, batch: TrainBatch) -> Microbatches:
-        """A batch of host arrays in packed microbatches on the devices."""
+    def look(self, params, prompts: PromptBatch) -> PromptBatch:
+        """The prompts with what the model sees of their images."""
+        if not any(prompts.images):
+            return prompts
+        tokens = [ids[m] for ids, m in zip(prompts.token_QS, prompts.mask_QS, strict=True)]
+        train_vision = self.config.optim.train_vision
+        seen = seeing.look(
+            self.graphdef, params, tokens, prompts.images, self.mesh, keep_patches=train_vision
+        )
+        return prompts._replace(seen=seen)
+
+    def pack(self, batch: TrainBatch, seen=()) -> Microbatches:
+        """A batch of host arrays in packed microbatches on the devices. seen: of each group."""
         size, ways = self.config.train.microbatch_size, sharding.row_ways(self.mesh)
-        packed = packing.pack(batch, size, ways, self.row_len)
+        packed = packing.pack(batch, size, ways, self.row_len, seen)
         return jax.device_put(packed, sharding.batch_sharding(self.mesh, axis=1))
 
 

@@ -29,18 +29,19 @@ def train(config: Config, workdir: str) -> dict:
 
     def collect(state, index, position):
         examples = [run.source.train(position + i) for i in range(size)]
-        _, batch = demonstration_batch(
+        prompts, batch = demonstration_batch(
             examples,
             run.tokenizer,
             config.data.system_prompt,
             config.rollout.max_prompt_len,
             config.rollout.max_response_len,
         )
-        return Work(batch, {}, [], position + size)
+        seen = run.look(state.params, prompts).seen
+        return Work(batch, {}, [], position + size, seen=seen)
 
     def optimise(state, made, index, k):
         started = time.monotonic()
-        state, metrics = step(state, run.pack(made.batch))
+        state, metrics = step(state, run.pack(made.batch, made.seen))
         metrics = jax.device_get(metrics)
         seconds = time.monotonic() - started
         found = {

@@ -39,12 +39,13 @@ def train(config: Config, workdir: str) -> dict:
         return made
 
     def optimise(state, made, index, k):
+        made = experience.look_again(run, state.params, made)
         if k and k % config.minibatches == 0:  # an epoch has ended
-            epoch_BT = experience.rescore(run, state.params, made.batch)
+            epoch_BT = experience.rescore(run, state.params, made.batch, made.seen)
             made = made._replace(batch=made.batch.replace(epoch_logp_BT=epoch_BT))
         minibatch = experience.minibatch(config, made.batch, index, k)
         started = time.monotonic()
-        state, metrics = step(state, run.pack(minibatch))
+        state, metrics = step(state, run.pack(minibatch, made.seen))
         metrics = jax.device_get(metrics)
         seconds = time.monotonic() - started
         done = index * config.steps_per_rollout + k + 1

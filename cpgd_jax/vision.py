@@ -125,3 +125,46 @@ def fill(patches: Patches, windows: int, tokens: int) -> Patches:
         longer(patches.frame_N, more, -1),
         longer(patches.unit_F, tokens - len(patches.unit_F)),
     )
+
+
+def features(shown, slots: int) -> np.ndarray:
+    """[M, W, slots, D]: features at their tokens' slots; shown: M lists of W lists of (first slot,
+    `Seen`), of the prompts of each packed row that have images.
+    """
+    width = _first(shown).feature_FD.shape[1]
+    shape = (len(shown), len(shown[0]), slots, width)
+    feature_MWPD = np.zeros(shape, _first(shown).feature_FD.dtype)
+    for m, rows in enumerate(shown):
+        for w, row in enumerate(rows):
+            for start, seen in row:
+                feature_MWPD[m, w, start + seen.at_F] = seen.feature_FD
+    return feature_MWPD
+
+
+def patches(shown, slots: int) -> Patches:
+    """The patches of each packed row, with leading axes M and W, and F = slots; shown: likewise."""
+    nothing = Patches(*(x[:0] for x in _first(shown).patches))
+    joined = [
+        [join([seen.patches for _, seen in row]) if row else nothing for row in rows]
+        for rows in shown
+    ]
+    most = max(len(part.frame_N) for rows in joined for part in rows)
+    N = 1 << (most - 1).bit_length()
+
+    def filled(part, row):
+        unit_P = np.zeros(slots, np.int32)
+        for start, seen in row:
+            n = len(seen.at_F)
+            unit_P[start + seen.at_F], rest = part.unit_F[:n], part.unit_F[n:]
+            part = part._replace(unit_F=rest)
+        return fill(part._replace(unit_F=unit_P), N, slots)
+
+    rows = [
+        [filled(*x) for x in zip(*pair, strict=True)] for pair in zip(joined, shown, strict=True)
+    ]
+    stacked = [[np.stack(x) for x in zip(*row, strict=True)] for row in rows]
+    return Patches(*(np.stack(x) for x in zip(*stacked, strict=True)))
+
+
+def _first(shown):
+    return next(seen for rows in shown for row in rows for _, seen in row)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cpgd_jax import types
-from cpgd_jax.types import TrainBatch
+from cpgd_jax.types import Example, TrainBatch
 
 RECORDS = {  # by name: the records that a batch may hold
     name: kind
@@ -24,6 +24,8 @@ class Work(NamedTuple):
     shared: dict  # metrics that each of its optimiser steps reports
     samples: list[dict]  # responses for rollouts.jsonl
     position: int  # of the data stream, after what was read
+    examples: tuple[Example, ...] = ()  # Q, where their prompts have images
+    seen: tuple = ()  # Q, of `types.Seen` or None; not kept in a checkpoint
 
 
 def encode(work: Work | None) -> dict | None:
@@ -34,7 +36,7 @@ def encode(work: Work | None) -> dict | None:
     shape = _take_apart(work.batch, arrays)
     np.savez(stream, **{str(i): x for i, x in arrays.values()})
     data = base64.b64encode(stream.getvalue()).decode("ascii")
-    return work._replace(batch={"shape": shape, "arrays": data})._asdict()
+    return work._replace(batch={"shape": shape, "arrays": data}, seen=())._asdict()
 
 
 def decode(value: dict | None) -> Work | None:
@@ -44,7 +46,9 @@ def decode(value: dict | None) -> Work | None:
     stream = io.BytesIO(base64.b64decode(value["batch"]["arrays"]))
     with np.load(stream, allow_pickle=False) as file:
         arrays = dict(file)
-    return Work(**value | {"batch": _put_together(value["batch"]["shape"], arrays)})
+    examples = (Example(*rest, images=tuple(images)) for *rest, images in value["examples"])
+    batch = _put_together(value["batch"]["shape"], arrays)
+    return Work(**value | {"batch": batch, "examples": tuple(examples), "seen": ()})
 
 
 def _take_apart(x, arrays: dict):

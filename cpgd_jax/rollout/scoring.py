@@ -47,17 +47,18 @@ def score_rollout(
     group_B=None,
     mesh=None,
     row_len: int = 0,
+    seen=(),
 ):
     """NumPy (logp_BT, entropy_BT), 0 where masked, of host arrays, some responses at a time.
 
     group_B: rows of one number have one prompt; None = each has its own. mesh: the parameters' if
-    they are on several devices. row_len: see `packing.lay_out`.
+    they are on several devices. row_len, seen: see `packing.lay_out`.
     """
     mesh = mesh or sharding.make_mesh(devices=jax.devices()[:1])
     group_B = np.arange(len(response_BT)) if group_B is None else group_B
     batch = TrainBatch(prompt_BS, prompt_mask_BS, response_BT, mask_BT, None, None, group_B)
     order_MB = packing.microbatches(batch, microbatch_size)
-    packed = packing.lay_out(batch, order_MB, sharding.row_ways(mesh), row_len)
+    packed = packing.lay_out(batch, order_MB, sharding.row_ways(mesh), row_len, seen)
     out_2BT = np.zeros((2, *mask_BT.shape), np.float32)
     for m, order_B in enumerate(order_MB):
         one = jax.tree.map(lambda x, m=m: x[m], packed)

@@ -74,7 +74,7 @@ def plain(parts):
 
 
 def test_rows_of_a_group_are_consecutive_and_their_labels_aligned(parts, plain):
-    batch, _, _, position, row, verifier = plain
+    batch, _, _, position, *_, row, verifier = plain
     given = parts[0]
     assert position == 4
     assert batch.group_B.tolist() == np.repeat(np.arange(4), G).tolist()
@@ -228,7 +228,7 @@ def test_the_order_of_minibatches_changes(plain):
 
 
 def test_samples_speak_of_their_own_rows(plain):
-    batch, _, samples, _, _, verifier = plain
+    batch, _, samples, *_, verifier = plain
     texts = verifier.asked[0][0]
     assert [s["response"] for s in samples] == [texts[b] for b in (0, 4, 8, 12)]
     for sample, b in zip(samples, (0, 4, 8, 12), strict=True):

@@ -74,7 +74,7 @@ def look_again(run: Run, params, work: Work) -> Work:
     return work._replace(seen=groups.read_prompts(run, params, work.examples).seen)
 
 
-def rescore(run: Run, params, batch: TrainBatch, seen):
+def rescore(run: Run, params, batch: TrainBatch, seen=()):
     """ln-probabilities [B, T] of the batch's responses under `params`: the end of an epoch."""
     rows = {k: getattr(batch, k) for k in ("prompt_BS", "prompt_mask_BS", "response_BT")}
     return _score(run, params, rows, batch.mask_BT, seen)

@@ -170,7 +170,7 @@ def test_dynamic_sampling_fills_up_with_groups_that_have_a_signal(parts):
         return 1.0 if int(gold) % 2 else by_digits(text, gold)
 
     verifier, changes = Scores(total), dict(algorithm="dapo", reward__overlong_buffer=0)
-    batch, metrics, samples, position, _ = collect(parts, verifier, **changes)
+    batch, metrics, samples, position, *_ = collect(parts, verifier, **changes)
     rounds = len(verifier.asked)
     assert 1 < rounds <= 4 and position == 4 * rounds
     assert batch.response_BT.shape == (16, T)
@@ -184,7 +184,7 @@ def test_dynamic_sampling_fills_up_with_groups_that_have_a_signal(parts):
 def test_dynamic_sampling_is_bounded_and_says_when_it_gives_up(parts, capsys):
     verifier = Scores(lambda *_: 1.0)
     changes = dict(rollout__max_refills=2, reward__overlong_buffer=0)
-    batch, metrics, _, position, _ = collect(parts, verifier, algorithm="dapo", **changes)
+    batch, metrics, _, position, *_ = collect(parts, verifier, algorithm="dapo", **changes)
     assert len(verifier.asked) == 3 and position == 12
     assert "2 refills gave 0 of 4 groups with a signal" in capsys.readouterr().err
     assert not batch.mask_BT.any()  # filtered groups leave the loss

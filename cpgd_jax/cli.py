@@ -10,13 +10,18 @@ from cpgd_jax import config as config_lib
 from cpgd_jax.errors import UserError
 
 
-def run(main: Callable, choices: tuple[str, ...] = (), after_interrupt: str = "") -> None:
+def run(
+    main: Callable, choices: tuple[str, ...] = (), after_interrupt: str = "", many: bool = False
+) -> None:
     """Parses flags, then calls `main()`; of a `UserError` only `error: ...` is printed.
 
     choices: the main takes one argument beside its flags, one of these: `main(argument)`.
+    many: it takes any number of any arguments: `main(*arguments)`.
     after_interrupt: what a user who pressed Ctrl-C can do now.
     """
-    app.run(lambda argv: _guarded(main, choices, after_interrupt, argv[1:]), flags_parser=_parse)
+    app.run(
+        lambda argv: _guarded(main, choices, after_interrupt, argv[1:], many), flags_parser=_parse
+    )
 
 
 def load_config(flag: flags.FlagHolder) -> config_lib.Config:
@@ -27,12 +32,12 @@ def load_config(flag: flags.FlagHolder) -> config_lib.Config:
         raise UserError(f"--{flag.name} cannot be read: {_reason(error)}") from error
 
 
-def _guarded(main, choices, after_interrupt, arguments):
+def _guarded(main, choices, after_interrupt, arguments, many=False):
     try:
         if choices and (len(arguments) != 1 or arguments[0] not in choices):
             given = " ".join(arguments) or "nothing"
             raise UserError(f"got {given!r}: name one of {', '.join(choices)}")
-        if arguments and not choices:
+        if arguments and not (choices or many):
             raise UserError(
                 f"unexpected argument {arguments[0]!r}: flags start with --; see --help"
             )

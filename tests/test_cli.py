@@ -35,7 +35,7 @@ def call(repo, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", argv)
         monkeypatch.setattr(cli.flags, "FLAGS", values)
         with pytest.raises(SystemExit) as exit:
-            cli._guarded(main, (), cli._parse(argv)[1:])
+            cli._guarded(main, (), "", cli._parse(argv)[1:])
         return exit.value.code, capsys.readouterr().err
 
     return run

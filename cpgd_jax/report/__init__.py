@@ -35,7 +35,7 @@ def write_report(workdir) -> Path:
     workdir = Path(workdir)
     if not (workdir / metrics.METRICS_FILE).exists():
         raise UserError(f"{workdir} has no {metrics.METRICS_FILE}: give the workdir of a run")
-    page, target = _template().render(**collect(workdir)), workdir / "report.html"
+    page, target = template("page.html").render(**collect(workdir)), workdir / "report.html"
     temp = target.with_name(target.name + ".tmp")
     try:
         temp.write_text(page, encoding="utf-8")
@@ -47,7 +47,7 @@ def write_report(workdir) -> Path:
 
 def collect(workdir) -> dict:
     """Everything that the template shows."""
-    config, facts = _json(workdir / "config.json"), _json(workdir / FACTS_FILE)
+    config, facts = read_json(workdir / "config.json"), read_json(workdir / FACTS_FILE)
     columns, alarms = read_columns(workdir / metrics.METRICS_FILE)
     pairs, recent = samples.select(jsonl.read_lines(workdir / metrics.ROLLOUTS_FILE))
     found = findings(config, jsonl.read_lines(workdir / metrics.METRICS_FILE))
@@ -59,21 +59,20 @@ def collect(workdir) -> dict:
         "facts": run_facts(config, facts),
         "config": flat(config),
         "versions": facts.get("versions") or versions(),
-        "headline": headline(columns, config, _json(workdir / SUMMARY_FILE)),
+        "headline": headline(columns, config, read_json(workdir / SUMMARY_FILE)),
         "alarms": alarms,
         "notes": notes(config, columns, pairs or recent),
         "charts": [c for c in drawn if c],
         "others": [plot.draw(chart, columns) for chart in charts.others(columns)],
         "plot": plot,
-        "hover": lambda chart: json.dumps(
-            [{k: line[k] for k in ("label", "points")} for line in chart["lines"]]
-        ),
+        "hover": hover,
         "pairs": pairs,
         "recent": recent,
     }
 
 
-def _template():
+def template(name: str):
+    """A page of this folder: it escapes what it shows, and a name that it lacks is an error."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -81,10 +80,15 @@ def _template():
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    return environment.get_template("page.html")
+    return environment.get_template(name)
 
 
-def _json(path) -> dict:
+def hover(chart: dict) -> str:
+    """What the page's script reads of a chart."""
+    return json.dumps([{k: line[k] for k in ("label", "points")} for line in chart["lines"]])
+
+
+def read_json(path) -> dict:
     """An object of a JSON file; {} when there is none to read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

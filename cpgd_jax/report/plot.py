@@ -28,7 +28,9 @@ def draw(chart: Chart, columns: dict, x_label: str = "optimiser step", marks=())
         return None
     scale = 100.0 if chart.percent else 1.0
     lines = [(label, columns[name][0], columns[name][1] * scale) for name, label in found]
-    end = max(1.0, *(x.max() for x, _ in columns.values()))  # one x axis for the whole page
+    end = max(
+        1.0, *(x.max() for x, _ in columns.values() if len(x))
+    )  # one x axis for the whole page
     x_axis = Axis(0.0, end, LEFT, RIGHT, ticks(0.0, end, whole_numbers=True))
     log = chart.log and _wide([y for _, _, y in lines])
     if chart.whole:
@@ -96,7 +98,7 @@ def _line(label, x, y, x_axis, y_axis, suffix) -> dict:
         "smooth": smooth,
         "dots": [p[:2] for p in points] if len(points) <= 25 else [],
         "points": points,
-        "last": points[-1][3] if points else "not finite",
+        "last": points[-1][3] if points else "not finite" if len(x) else "none",
     }
 
 

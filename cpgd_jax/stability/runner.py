@@ -32,7 +32,9 @@ def run(plan: Sequence[Batch], root: Path, jobs: int, tell: Callable = print) ->
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"
     context, started = multiprocessing.get_context("spawn"), time.monotonic()
     with context.Pool(min(jobs, max(len(todo), 1))) as pool:
-        results = pool.imap_unordered(_compute, [(batch, str(root)) for batch in todo])
+        starts = sorted({(batch.task, batch.seeds) for batch in todo})
+        pool.map(_warm_start, [(root, *start) for start in starts])
+        results = pool.imap_unordered(_compute, [(root, batch) for batch in todo])
         for count, (name, seconds) in enumerate(results, 1):
             passed = time.monotonic() - started
             left = passed / count * (len(todo) - count)
@@ -49,16 +51,15 @@ def read(plan: Sequence[Batch], root: Path) -> list[tuple[Batch, dict]]:
     return [(batch, workdir.read(file)["curves"]) for batch, file in files if file.exists()]
 
 
-def compute(batch: Batch) -> dict:
-    """Curves of a batch: name -> nested lists [rates][seeds][rollouts]."""
+def compute(batch: Batch, start) -> dict:
+    """Curves of a batch: name -> nested lists [rates][seeds][rollouts]; start: see `warmstart`."""
     import jax
     import jax.numpy as jnp
 
-    from cpgd_jax.stability import trial, warmstart
+    from cpgd_jax.stability import trial
     from cpgd_jax.stability.tasks import TASKS
 
     task, rates, seeds = TASKS[batch.task], batch.rates, batch.seeds
-    start = warmstart.warm_starts(task, seeds)
     start = jax.tree.map(lambda x: jnp.concatenate([x] * len(rates)), start)
     lr_N, seed_N = jnp.repeat(jnp.array(rates), len(seeds)), jnp.tile(jnp.array(seeds), len(rates))
     curves = jax.device_get(trial.run(batch.row, batch.pressure, task, start, lr_N, seed_N))
@@ -66,13 +67,27 @@ def compute(batch: Batch) -> dict:
     return {name: _short(x.reshape(shape).tolist()) for name, x in curves.items()}
 
 
-def _compute(item):
-    batch, root = item
+def _warm_start(item) -> None:
+    from cpgd_jax.stability import warmstart
+    from cpgd_jax.stability.tasks import TASKS
+
+    root, task, seeds = item
+    file = warmstart.file_of(root, TASKS[task], seeds)
+    if not file.exists():
+        warmstart.save(file, warmstart.warm_starts(TASKS[task], seeds))
+
+
+def _compute(item) -> tuple[str, float]:
+    from cpgd_jax.stability import warmstart
+    from cpgd_jax.stability.tasks import TASKS
+
+    root, batch = item
     started = time.monotonic()
-    curves = jsonl.finite(compute(batch))
+    start = warmstart.load(warmstart.file_of(root, TASKS[batch.task], batch.seeds))
+    curves = jsonl.finite(compute(batch, start))
     seconds = time.monotonic() - started
     value = {"batch": batch.describe(), "seconds": round(seconds, 1), "curves": curves}
-    file = file_of(Path(root), batch)
+    file = file_of(root, batch)
     part = file.with_suffix(".part")
     part.write_text(json.dumps(value) + "\n", encoding="utf-8")
     os.replace(part, file)

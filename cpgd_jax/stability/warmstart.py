@@ -1,6 +1,9 @@
 """First policies of the study: supervised on imperfect demonstrations, a policy a seed."""
 
 import functools
+import hashlib
+import os
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +21,27 @@ def warm_starts(task: Task, seeds, steps: int = STEPS):
     drawn = [tasks.demonstrations(task, POOL, seed) for seed in seeds]
     token_NBU, mask_NBU = (np.stack(part) for part in zip(*drawn, strict=True))
     return _train(task, steps, jnp.asarray(token_NBU), jnp.asarray(mask_NBU), jnp.asarray(seeds))
+
+
+def file_of(folder: Path, task: Task, seeds) -> Path:
+    """Another one for another task, model or recipe."""
+    recipe = repr((task, seeds, policy.MODEL, STEPS, BATCH, POOL, PEAK_LR))
+    digest = hashlib.blake2b(recipe.encode(), digest_size=4).hexdigest()
+    return Path(folder) / f"start_{task.name}_{digest}.npz"
+
+
+def save(file: Path, params) -> None:
+    leaves = [np.asarray(x) for x in jax.tree.leaves(params)]
+    part = file.with_suffix(".part.npz")
+    np.savez(part, *leaves)
+    os.replace(part, file)
+
+
+def load(file: Path):
+    """What `save` wrote, of the sizes of `policy.MODEL`."""
+    treedef = jax.tree.structure(jax.eval_shape(lambda: policy.init(jax.random.key(0))))
+    with np.load(file) as arrays:
+        return jax.tree.unflatten(treedef, [jnp.asarray(arrays[name]) for name in arrays.files])
 
 
 @functools.partial(jax.jit, static_argnames=("task", "steps"))

@@ -314,7 +314,7 @@ def test_the_truncated_weight_of_a_second_epoch(parts, plain):
     batch = plain[0]
     epoch_BT = experience.rescore(given, moved, batch)
     assert np.abs((epoch_BT - batch.old_logp_BT)[batch.mask_BT]).max() > 0.01
-    steps = train.make_step(given, plain[4])
+    steps = train.make_step(given, plain[-2])
     rows = jax.tree.map(lambda x: x[:4], batch.replace(epoch_logp_BT=epoch_BT))
 
     def loss(rows):

@@ -8,6 +8,7 @@ exit status and how long the process lived after it was told to end.
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -28,7 +29,7 @@ import numpy as np
 import tiny
 
 from cpgd_jax import checkpoint, experience, loop, sharding, train
-from cpgd_jax.rewards import Verifier
+from cpgd_jax.rewards import Verifier, workers
 
 SCORE_BATCH = Verifier.score_batch
 # Six rollouts of two steps; an odd number between saves, so that all meet one another.
@@ -221,16 +222,16 @@ def _at_rollouts(loop_, order, fault) -> None:
 
 
 def _kill_workers(loop_, order, fault) -> None:
-    """SIGKILL to one of the verifier's processes, again and again."""
-    dice, workers = random.Random(0), loop_.verifier._workers
+    """SIGKILL to a process of the verifier soon after every twentieth question."""
+    count, ask = itertools.count(1), workers.Worker.ask
 
-    def hunt():
-        while True:
-            time.sleep(dice.uniform(0.5, 2.0))  # a new one takes a second to import
-            if process := dice.choice(workers)._process:
-                os.kill(process.pid, signal.SIGKILL)
+    def asked(self, *args, **kwargs):
+        if next(count) % 20 == 0 and self.wait_ready():
+            process, soon = self._process.pid, random.random() / 200
+            _later(soon, lambda: os.kill(process, signal.SIGKILL))
+        return ask(self, *args, **kwargs)
 
-    threading.Thread(target=hunt, daemon=True).start()
+    workers.Worker.ask = asked
 
 
 def _later(seconds: float, act) -> None:

@@ -4,6 +4,7 @@ What depends on the algorithm's row is checked in `algorithms`, on tokenizer or 
 """
 
 from cpgd_jax.errors import UserError, nearest
+from cpgd_jax.sizes import check_vision
 
 CHOICES = {
     "stage": ("rl", "supervised"),
@@ -156,6 +157,8 @@ def _check_model(c) -> None:
         )
     if m.head_dim is not None and m.head_dim % 2:
         raise UserError(f"config.model.head_dim is {m.head_dim}: rotary embedding needs it even")
+    if m.vision is not None and m.head_dim is not None:
+        check_vision(m.vision, m.head_dim, "config.model.vision")
     if m.max_positions is not None and r.max_prompt_len + r.max_response_len > m.max_positions:
         raise UserError(
             f"config.rollout.max_prompt_len {r.max_prompt_len} + max_response_len"

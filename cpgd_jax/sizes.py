@@ -57,6 +57,33 @@ def named(name: str) -> "Size":
     )
 
 
+def check_vision(v: Vision, head_dim: int, where: str) -> None:
+    """UserError: what does not divide what it cuts up, or indices that are none."""
+    for name, value in vars(v).items():
+        if isinstance(value, int) and value < 1:
+            raise UserError(f"{where}: the vision tower's {name} is {value}: give 1 or more")
+    unit, width = v.patch_size * v.merge_size, v.hidden_size / v.num_heads
+    for name, value, fits, demand in (
+        ("hidden_size", v.hidden_size, width % 4 == 0, f"give {v.num_heads} heads multiples of 4"),
+        ("window_size", v.window_size, v.window_size % unit == 0, f"give a multiple of {unit}"),
+        (
+            "full_attention",
+            v.full_attention,
+            all(0 <= i < v.num_layers for i in v.full_attention),
+            f"layers are 0..{v.num_layers - 1}",
+        ),
+        (
+            "rope_sections",
+            v.rope_sections,
+            len(v.rope_sections) == 3 and sum(v.rope_sections) == head_dim // 2,
+            f"give three numbers that sum up to half of head_dim, {head_dim // 2}",
+        ),
+        ("other_ids", v.other_ids, len(v.other_ids) == 3, "give the ids of video, start, end"),
+    ):
+        if not fits:
+            raise UserError(f"{where}: the vision tower's {name} is {value}: {demand}")
+
+
 def fill(model, known):
     """A `config.Model` whose sizes that are None are those of `known`, a Size or ModelConfig."""
     names = [f.name for f in dataclasses.fields(Size) if getattr(model, f.name) is None]

@@ -53,7 +53,7 @@ def _sizes(whole: dict, dtype: str) -> ModelConfig:
         ),
         max_positions=_size(config, "max_position_embeddings", 32_768),
         dtype=dtype,
-        vision=hf_vision.read(whole, config, hidden_size, head_dim // 2) if sees else None,
+        vision=hf_vision.read(whole, config, hidden_size, head_dim) if sees else None,
     )
 
 

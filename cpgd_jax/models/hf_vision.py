@@ -1,7 +1,7 @@
 """The vision half of a Qwen2.5-VL's config.json, to and from `sizes.Vision`."""
 
 from cpgd_jax.errors import UserError
-from cpgd_jax.sizes import Vision
+from cpgd_jax.sizes import Vision, check_vision
 
 MODEL_TYPE = "qwen2_5_vl"
 NUMBERS = {  # ours: theirs
@@ -18,21 +18,16 @@ OTHER_IDS = ("video_token_id", "vision_start_token_id", "vision_end_token_id")
 ROPE = ("rope_scaling", "rope_parameters")
 
 
-def read(config: dict, text: dict, width: int, pairs: int) -> Vision:
-    """config: the whole file; text: the decoder's part, of `width` and `pairs` of a head.
+def read(config: dict, text: dict, width: int, head_dim: int) -> Vision:
+    """config: the whole file; text: the decoder's part, of `width` and `head_dim`.
 
     UserError names the field that is missing or does not fit.
     """
     theirs = config.get("vision_config") or {}
     sizes = {ours: _number(theirs, name) for ours, name in NUMBERS.items()}
     full, sections = theirs.get("fullatt_block_indexes"), _sections(text)
-    if not _whole_numbers(full) or not all(i < sizes["num_layers"] for i in full):
+    if not _whole_numbers(full):
         raise _fault("fullatt_block_indexes", full, "must be indices of its layers")
-    if len(sections) != 3 or sum(sections) != pairs:
-        raise UserError(
-            f"config.json: mrope_section = {sections} must be three numbers that sum up to half of"
-            f" head_dim, {pairs}"
-        )
     if theirs.get("hidden_act", "silu") != "silu":
         raise _fault("hidden_act", theirs["hidden_act"], "is not supported, only silu")
     if theirs.get("out_hidden_size", width) != width:
@@ -44,19 +39,8 @@ def read(config: dict, text: dict, width: int, pairs: int) -> Vision:
         other_ids=tuple(_number(config, name) for name in OTHER_IDS),
         **sizes,
     )
-    check(vision, "config.json")
+    check_vision(vision, head_dim, "config.json")
     return vision
-
-
-def check(v: Vision, where) -> None:
-    """UserError: heads, windows or patches that do not divide what they cut up."""
-    unit = v.patch_size * v.merge_size
-    if v.hidden_size % v.num_heads or v.hidden_size // v.num_heads % 4 or v.window_size % unit:
-        raise UserError(
-            f"{where}: a vision tower {v.hidden_size} wide with {v.num_heads} heads and windows of"
-            f" {v.window_size} pixels: a head's width must be a multiple of 4, and a window of"
-            f" patch_size x merge_size = {unit}"
-        )
 
 
 def to_dict(v: Vision, width: int, theta: float) -> dict:

@@ -5,9 +5,9 @@ loop (`programs.decode`) runs on the device; the host looks in when its recent c
 page them out, or when slots stand idle, to bring the next prompts in or to narrow the batch.
 
 What is compiled, however many rollouts of whatever lengths follow: a prefill for each power of two
-of prompt lengths, and a decode loop for each power of two of the longest prompt, of the slots (from
-those asked for down to 8) and of the pages in use. Weights, keys, temperature, top-p, stop and
-forbidden ids and the length caps are arguments.
+of prompt lengths, another for those with images, and a decode loop for each power of two of the
+longest prompt, of the slots (from those asked for down to 8) and of the pages in use. Weights,
+keys, temperature, top-p, stop and forbidden ids and the length caps are arguments.
 """
 
 import jax

@@ -51,7 +51,7 @@ def get_config() -> ConfigDict:
 
     # ---- data
     d = c.data = ConfigDict()
-    # "arithmetic" (generated); "jsonl" (a file); "tfds" (a TFDS builder stored as ArrayRecord, such
+    # "arithmetic", "pictures" (generated, pictures for a Qwen2.5-VL); "jsonl" (a file); "tfds" (a TFDS builder stored as ArrayRecord, such
     # as experiments.prepare_data makes)
     d.source = "arithmetic"
     d.path = ""  # training rows; jsonl: FILE; tfds: FOLDER:SPLIT, e.g. data/gsm8k:train
@@ -61,16 +61,26 @@ def get_config() -> ConfigDict:
     d.question_field = "question"
     d.answer_field = "answer"
     d.max_broken = 0.01  # share of unreadable rows, counted and left out, above which no run starts
-    d.tokenizer = ""  # Hugging Face folder or tokenizer.json; "" = the arithmetic task's own
+    d.tokenizer = ""  # Hugging Face folder or tokenizer.json; "" = the generated task's own
     # "reasoning", "boxed", "worked_sums" or "worked_questions" (worked examples as earlier turns),
     # "none"; the texts are in cpgd_jax/data/prompts.py
     d.system_prompt = "reasoning"
+    # Rows may have images, which a Qwen2.5-VL sees. A row whose prompt with them is over
+    # rollout.max_prompt_len is dropped and counted; no image is ever cut.
+    d.images = False
+    d.image_root = ""  # jsonl: no image lies outside this folder; "" = that of the file of rows
+    d.min_pixels = 56 * 56  # an image is resized to so many at least
+    d.max_pixels = 28 * 28 * 16_384  # and so many at most; 28 x 28 take a token
     d.arithmetic = ConfigDict()
     d.arithmetic.max_operand = 20  # operands are 0..max_operand
     d.arithmetic.three_operand_frac = 0.5  # share of problems with three operands
     d.arithmetic.held_out_frac = 0.1  # share of the distinct problems kept for eval
     d.arithmetic.slip_frac = 0.5  # demonstrations: share whose answer is one too many
     d.arithmetic.bad_format_frac = 0.2  # demonstrations: share without the required tags
+    d.pictures = ConfigDict()
+    d.pictures.held_out_frac = 0.1  # share of the distinct pictures kept for eval
+    d.pictures.slip_frac = 0.5  # demonstrations: share whose answer is one too many
+    d.pictures.bad_format_frac = 0.2  # demonstrations: share without the required tags
 
     # ---- rollout
     r = c.rollout = ConfigDict()
@@ -162,6 +172,7 @@ def get_config() -> ConfigDict:
     e.every = 10  # rollouts (supervised: steps); 0 = before and after only
     e.problems = 256
     e.samples = 4  # for the mean of k samples; greedy is always measured
+    e.blank_images = False  # also greedy with white images: what does the text alone give?
 
     k = c.checkpoint = ConfigDict()
     k.every = 10  # rollouts (supervised: steps)

@@ -16,7 +16,7 @@ from absl import logging
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from cpgd_jax import checksums
+from cpgd_jax import checksums, distributed
 from cpgd_jax import config as config_lib
 from cpgd_jax import progress as progress_lib
 from cpgd_jax import workdir as workdir_lib
@@ -116,7 +116,8 @@ class Checkpointer:
 
     def _set_aside(self, indices, name: str) -> None:
         for index in indices:
-            _move_aside(Path(self._manager.directory) / str(index), name)
+            folder = Path(self._manager.directory) / str(index)
+            distributed.by_first(_move_aside, folder, name)
         if indices:
             self._manager.reload()
 
@@ -242,7 +243,8 @@ def _newest_whole(manager: ocp.CheckpointManager, args, indices):
     damaged = []
     for index in indices:
         try:
-            _check_files(Path(manager.directory) / str(index), args)
+            if wrong := distributed.by_first(_fault, Path(manager.directory) / str(index), args):
+                raise ValueError(wrong)
             return manager.restore(index, args=args), damaged
         except Exception as error:  # whatever Orbax, TensorStore or JSON make of a damaged file
             progress_lib.warn(
@@ -255,15 +257,13 @@ def _newest_whole(manager: ocp.CheckpointManager, args, indices):
     )
 
 
-def _check_files(folder: Path, args) -> None:
-    """ValueError: a file of the checkpoint's items is not what was written."""
+def _fault(folder: Path, args) -> str | None:
+    """What is wrong with the files of the checkpoint's items; None if they are as written."""
     items = [folder / name for name, _ in args.items()]
     if not any((item / checksums.FILE).exists() for item in items):
         progress_lib.warn(f"checkpoint {folder} has no checksums: it is used as it is")
-        return
-    for item in items:
-        if wrong := checksums.fault(item):
-            raise ValueError(wrong)
+        return None
+    return next(filter(None, map(checksums.fault, items)), None)
 
 
 def _reason(error: Exception) -> str:

@@ -56,6 +56,13 @@ class Arithmetic:
 
 
 @dataclass(frozen=True)
+class Pictures:
+    held_out_frac: float
+    slip_frac: float
+    bad_format_frac: float
+
+
+@dataclass(frozen=True)
 class Data:
     source: str
     path: str
@@ -65,7 +72,12 @@ class Data:
     max_broken: float
     tokenizer: str
     system_prompt: str
+    images: bool
+    image_root: str
+    min_pixels: int
+    max_pixels: int
     arithmetic: Arithmetic
+    pictures: Pictures
 
 
 @dataclass(frozen=True)
@@ -159,6 +171,7 @@ class Eval:
     every: int
     problems: int
     samples: int
+    blank_images: bool
 
 
 @dataclass(frozen=True)

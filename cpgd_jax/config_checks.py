@@ -16,9 +16,10 @@ CHOICES = {
     "train.old_logp": ("rescore", "sampler"),
     "watch.action": ("warn", "stop", "rollback"),
     "model.attention": ("auto", "dense", "chunked", "splash", "cudnn"),
-    "data.source": ("arithmetic", "jsonl", "tfds"),
+    "data.source": ("arithmetic", "pictures", "jsonl", "tfds"),
     "data.system_prompt": ("reasoning", "boxed", "worked_sums", "worked_questions", "none"),
 }
+GENERATED = ("arithmetic", "pictures")  # sources without files
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 POSITIVE = (
     "num_rollouts",
@@ -38,6 +39,7 @@ POSITIVE = (
     "model.norm_eps",
     "model.max_positions",
     "data.arithmetic.max_operand",
+    "data.min_pixels",
     "train.minibatch_size",
     "train.microbatch_size",
     "train.max_logp_gap",
@@ -92,6 +94,9 @@ FRACTIONS = (
     "data.arithmetic.held_out_frac",
     "data.arithmetic.slip_frac",
     "data.arithmetic.bad_format_frac",
+    "data.pictures.held_out_frac",
+    "data.pictures.slip_frac",
+    "data.pictures.bad_format_frac",
 )
 
 
@@ -144,8 +149,13 @@ def _check_data(c) -> None:
         if not get(c, key):
             raise UserError(f"config.{key} is '': name the field of a row")
     for key in ("data.path", "data.held_out_path"):
-        if c.data.source != "arithmetic" and not get(c, key):
+        if c.data.source not in GENERATED and not get(c, key):
             raise UserError(f"config.{key} is '': config.data.source {c.data.source!r} needs it")
+    if c.data.max_pixels < c.data.min_pixels:
+        raise UserError(
+            f"config.data.max_pixels is {c.data.max_pixels}: it must be at least"
+            f" config.data.min_pixels {c.data.min_pixels}"
+        )
 
 
 def _check_model(c) -> None:
@@ -180,10 +190,10 @@ def _check_lora(c) -> None:
 
 
 def _check_supervised(c) -> None:
-    if c.data.source != "arithmetic":
+    if c.data.source not in GENERATED:
         raise UserError(
-            f"config.stage is 'supervised' and config.data.source {c.data.source!r}: only the"
-            " arithmetic source has demonstrations"
+            f"config.stage is 'supervised' and config.data.source {c.data.source!r}: only"
+            f" {' and '.join(GENERATED)} have demonstrations"
         )
     size, micro = c.supervised.batch_size, c.train.microbatch_size
     if size % micro:

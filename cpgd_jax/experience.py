@@ -5,7 +5,7 @@ import time
 import jax
 import numpy as np
 
-from cpgd_jax import groups
+from cpgd_jax import distributed, groups
 from cpgd_jax.advantages import advantages, group_metrics, group_stats
 from cpgd_jax.algorithms import Algorithm
 from cpgd_jax.config import Config
@@ -54,10 +54,12 @@ def collect(run: Run, row: Algorithm, params, reference, verifier, index: int, p
         ref_logp_BT=ref_BT if row.kl_coef > 0 and row.kl_in == "loss" else None,
         sampler_logp_BT=rollout.sampler_logp_BT if row.sampler_is_cap > 0 else None,
     )
+    failed = distributed.gather([verifier.timeouts - timeouts, verifier.errors - errors])
+    timeouts, errors = map(sum, zip(*failed, strict=True))
     metrics = _metrics(scored) | {
         **found,
-        "reward/timeouts": verifier.timeouts - timeouts,
-        "reward/errors": verifier.errors - errors,
+        "reward/timeouts": timeouts,
+        "reward/errors": errors,
         "time/reward_wait_s": wait_s,
         "rollout/tokens_per_s": sampled_tokens / sample_s,
     }

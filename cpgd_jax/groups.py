@@ -1,16 +1,17 @@
 """Groups of responses and their rewards: prompts -> samples -> verdicts, refilled where asked."""
 
+import dataclasses
 from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
 
-from cpgd_jax import progress
+from cpgd_jax import distributed, progress
 from cpgd_jax.advantages import group_stats, overlong_penalty
 from cpgd_jax.algorithms import Algorithm
 from cpgd_jax.config import Config
 from cpgd_jax.data.batching import prompt_batch
-from cpgd_jax.rewards import rules
+from cpgd_jax.rewards import Score, rules
 from cpgd_jax.rollout import engine, prompt_ids
 from cpgd_jax.run import Run
 from cpgd_jax.types import PromptBatch, Rollout
@@ -22,7 +23,18 @@ class Sampled(NamedTuple):
     prompts: PromptBatch
     rollout: Rollout
     texts: list[str]  # B decoded responses
-    verdicts: Future  # of B verdicts of the verifier
+    verdicts: "Verdicts"  # B
+
+
+class Verdicts(NamedTuple):
+    """Of a verifier that works in the background, on this process's share of the responses."""
+
+    own: Future
+
+    def result(self) -> list[Score]:
+        """Those of all responses, once they are there; called by all processes alike."""
+        own = [dataclasses.asdict(score) for score in self.own.result()]
+        return [Score(**score) for part in distributed.gather(own) for score in part]
 
 
 class Scored(NamedTuple):
@@ -96,10 +108,8 @@ def respond(run: Run, params, examples, *, group, key, temperature, prompt_id_Q=
         cache_dtype=r.cache_dtype,
         seen=prompts.seen,
     )
-    texts = [
-        tokenizer.decode(ids[mask])
-        for ids, mask in zip(rollout.response_BT, rollout.mask_BT, strict=True)
-    ]
+    responses = [ids[mask] for ids, mask in zip(rollout.response_BT, rollout.mask_BT, strict=True)]
+    texts = distributed.divide(tokenizer.decode, responses)
     return prompts, rollout, texts
 
 
@@ -107,21 +117,23 @@ def _prompt_ids(prompts: PromptBatch):
     return prompt_ids(list(prompts.token_QS), prompts.images)
 
 
-def judge(config: Config, verifier, examples, texts) -> Future:
-    """Of a verdict for each text, group by group; the verifier works in the background."""
+def judge(config: Config, verifier, examples, texts) -> Verdicts:
+    """Of each text, group by group."""
     group = len(texts) // len(examples)
-    return verifier.submit(
-        texts,
-        [example.gold for example in examples for _ in range(group)],
+    golds = [example.gold for example in examples for _ in range(group)]
+    own = verifier.submit(
+        distributed.share(texts),
+        distributed.share(golds),
         accuracy_weight=config.reward.accuracy_weight,
         format_weight=config.reward.format_weight,
         repetition_penalty=config.reward.repetition_penalty,
     )
+    return Verdicts(own)
 
 
 def _one_rollout(run: Run, params, verifier, index, position) -> Sampled:
     config, r = run.config, run.config.rollout
-    examples = [run.source.train(position + q) for q in range(r.prompts)]
+    examples = run.read(range(position, position + r.prompts))
     prompts, rollout, texts = respond(
         run,
         params,

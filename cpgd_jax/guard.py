@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cpgd_jax import jsonl, packing, progress
+from cpgd_jax import distributed, jsonl, packing, progress
 from cpgd_jax.config import Guard as Settings
 from cpgd_jax.errors import UserError
 from cpgd_jax.types import TrainBatch
@@ -35,10 +35,11 @@ class Guard:
         skipped = bool(row["guard/skipped"])
         self.state["skips"] = self.state["skips"] + 1 if skipped else 0
         spikes = {} if skipped else self._spikes(row)
-        if skipped:
-            self._keep(row, batch)
-        for kind, usual in spikes.items():
-            self._tell(kind, usual, row, batch, rows)
+        if distributed.is_first():
+            if skipped:
+                self._keep(row, batch)
+            for kind, usual in spikes.items():
+                self._tell(kind, usual, row, batch, rows)
         return row | {"guard/spikes": float(len(spikes))}
 
     def stop_after_too_many(self, row: dict) -> None:

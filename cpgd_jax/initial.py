@@ -5,6 +5,7 @@ GGUF file.
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import jax
@@ -85,23 +86,35 @@ def state(config: Config, mesh, optimizer):
     config: one whose sizes are all known, see `with_sizes`.
     """
     sizes = checkpoint.model_config(config.model)
-
-    def begin(params):
-        """Marked, in the masters' dtype, with the optimiser's state."""
-
-        def trained(path):
-            if path[0] == VISION:
-                return config.optim.train_vision
-            return not sizes.lora.rank or lora.is_adapter(path)
-
-        params = optim.freeze(params, config.optim.freeze, trained)
-        dtype = config.optim.master_dtype
-        return init_state(jax.tree.map(lambda x: x.astype(dtype), params), optimizer)
-
+    begin = functools.partial(_begin, config, sizes, optimizer)
     graphdef, abstract = _abstract(sizes)
     shardings = sharding.param_shardings(mesh, jax.eval_shape(begin, abstract))
     start = jax.jit(begin, out_shardings=shardings, donate_argnums=0)
     return graphdef, start(_params(config, sizes, mesh))
+
+
+def shapes(config: Config, mesh, optimizer):
+    """`state` without memory: a ShapeDtypeStruct, placed on the mesh, for each array."""
+    sizes = checkpoint.model_config(config.model)
+    graphdef, abstract = _abstract(sizes)
+    found = jax.eval_shape(functools.partial(_begin, config, sizes, optimizer), abstract)
+    places = sharding.param_shardings(mesh, found)
+    return graphdef, jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), found, places
+    )
+
+
+def _begin(config: Config, sizes: models.ModelConfig, optimizer, params):
+    """Marked, in the masters' dtype, with the optimiser's state."""
+
+    def trained(path):
+        if path[0] == VISION:
+            return config.optim.train_vision
+        return not sizes.lora.rank or lora.is_adapter(path)
+
+    params = optim.freeze(params, config.optim.freeze, trained)
+    dtype = config.optim.master_dtype
+    return init_state(jax.tree.map(lambda x: x.astype(dtype), params), optimizer)
 
 
 def _params(config: Config, sizes: models.ModelConfig, mesh):

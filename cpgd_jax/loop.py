@@ -14,10 +14,10 @@ from typing import NamedTuple
 import jax
 
 from cpgd_jax import config as config_lib
-from cpgd_jax import evaluate, guard, jsonl, progress, work, workdir
+from cpgd_jax import distributed, evaluate, guard, jsonl, progress, work, workdir
 from cpgd_jax.checkpoint import Checkpointer
 from cpgd_jax.errors import UserError
-from cpgd_jax.metrics import MetricsWriter, Progress
+from cpgd_jax.metrics import MetricsWriter, NoWriter, Progress
 from cpgd_jax.report import versions, write_facts, write_report
 from cpgd_jax.run import Run
 from cpgd_jax.stop import Stop
@@ -55,8 +55,8 @@ def run_loop(run: Run, state: TrainState, verifier, stage: Stage) -> dict:
     """
     with Checkpointer(run.workdir, run.config.checkpoint.keep) as checkpoints:
         loop = _Loop(run, state, verifier, stage, checkpoints)
-        if loop.here["done"] == stage.units and (run.workdir / "summary.json").exists():
-            return _finish(run, workdir.read(run.workdir / "summary.json"))
+        if loop.here["done"] == stage.units and (found := distributed.by_first(_summary, run)):
+            return _finish(run, found)
         _try(write_facts, run.workdir, parameters=_size(loop.state.params), devices=_devices(run))
         with loop:
             before, after = loop.train()
@@ -66,7 +66,8 @@ def run_loop(run: Run, state: TrainState, verifier, stage: Stage) -> dict:
         "steps": loop.steps,
         "seconds": round(loop.seconds, 1),
     }
-    evaluate.show(f"held-out, {stage.unit} {stage.units}", {"before": before, "after": after})
+    if distributed.is_first():
+        evaluate.show(f"held-out, {stage.unit} {stage.units}", {"before": before, "after": after})
     _try(workdir.write_json, run.workdir / "summary.json", summary)
     _try(write_report, run.workdir)
     return _finish(run, summary)
@@ -104,6 +105,7 @@ class _Loop:
         return self
 
     def __exit__(self, *error):
+        distributed.leave_if_lost(error[1])
         self.stop.__exit__(*error)
         self.bar.__exit__(*error)
         self.writer.close()
@@ -262,7 +264,10 @@ class _Loop:
         """The files of metrics, less what is not in the state and will be written again."""
         tensorboard = self.run.config.log.tensorboard
         kept = (lambda row: False) if self._new else self._holds
-        self.writer = MetricsWriter(self.run.workdir, tensorboard, kept)
+        if distributed.is_first():
+            self.writer = MetricsWriter(self.run.workdir, tensorboard, kept)
+        else:
+            self.writer = NoWriter()
         self._new = False
         _try(jsonl.drop_lines, self.run.workdir / guard.SPIKES_FILE, kept)
 
@@ -300,7 +305,9 @@ class _Loop:
 
 
 def _try(write: Callable, *args, **kwargs) -> None:
-    """Calls it; that a file cannot be written is said, and stops nothing."""
+    """The first process calls it; that a file cannot be written is said, and stops nothing."""
+    if not distributed.is_first():
+        return
     try:
         write(*args, **kwargs)
     except OSError as error:
@@ -318,9 +325,16 @@ def _both(name, before, after) -> dict:
     return {"before": before[name], "after": after[name]}
 
 
+def _summary(run: Run) -> dict | None:
+    """Of a run that has ended."""
+    file = run.workdir / "summary.json"
+    return workdir.read(file) if file.exists() else None
+
+
 def _finish(run: Run, summary: dict) -> dict:
-    print(f"report: {run.workdir / 'report.html'}")
-    print(json.dumps(summary))
+    if distributed.is_first():
+        print(f"report: {run.workdir / 'report.html'}")
+        print(json.dumps(summary))
     return summary
 
 

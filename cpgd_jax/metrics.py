@@ -119,6 +119,19 @@ class MetricsWriter:
         return True
 
 
+class NoWriter:
+    """A `MetricsWriter` of a process that writes nothing: with several, the first one does."""
+
+    def write(self, row: dict):
+        pass
+
+    def write_rollouts(self, rows: list[dict]):
+        pass
+
+    def close(self):
+        pass
+
+
 def alarms_of(row: dict) -> list[tuple[str, str]]:
     """(name, sentence) for everything in a row of metrics that a person should know at once.
 

@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
 from jax.sharding import Mesh
 
-from cpgd_jax import flops, initial, matmul_rate, optim, packing, progress, sharding, workdir
+from cpgd_jax import distributed, flops, initial, matmul_rate, optim, packing, progress, sharding
+from cpgd_jax import workdir as workdir_lib
 from cpgd_jax.config import Config
 from cpgd_jax.data import batching, sources
 from cpgd_jax.data.tokenizer import Tokenizer
@@ -49,6 +50,11 @@ class Run:
         model = self.config.model
         return matmul_rate.flops_per_s(model, model.dtype) * self.mesh.size
 
+    def read(self, positions: range) -> list[Example]:
+        """Training problems; with several processes each reads its share."""
+        rows = distributed.divide(self.source.train, positions)
+        return [Example(*row[:-1], images=tuple(row[-1])) for row in rows]
+
     @property
     def row_len(self) -> int:
         """Slots of a packed row, about; 0 = no limit."""
@@ -70,14 +76,37 @@ class Run:
         """A batch of host arrays in packed microbatches on the devices. seen: of each group."""
         size, ways = self.config.train.microbatch_size, sharding.row_ways(self.mesh)
         packed = packing.pack(batch, size, ways, self.row_len, seen)
-        return jax.device_put(packed, sharding.batch_sharding(self.mesh, axis=1))
+        return distributed.to_devices(packed, sharding.batch_sharding(self.mesh, axis=1))
+
+
+class Checked(NamedTuple):
+    """What is known of a run before it has parameters."""
+
+    config: Config  # no size left open
+    tokenizer: Tokenizer
+    source: sources.Source
+    held_out: list[Example]
+    mesh: Mesh
 
 
 def build(config: Config, folder: str | Path) -> tuple[Run, TrainState]:
     """Checks all that can be checked, cheap things first, then claims the folder."""
+    config, tokenizer, source, held_out, mesh = check(config, folder)
+    optimizer = optim.make_optimizer(config.optim, config.total_steps, config.seed)
+    graphdef, state = initial.state(config, mesh, optimizer)
+    distributed.by_first(_claim, folder, config, tokenizer)
+    places = jax.tree.map(lambda x: x.sharding, state)
+    folder = Path(folder)
+    return Run(
+        config, folder, tokenizer, source, held_out, mesh, graphdef, optimizer, places
+    ), state
+
+
+def check(config: Config, folder: str | Path) -> Checked:
+    """All that can be checked before there are parameters, cheap things first; writes nothing."""
     tokenizer = initial.tokenizer(config)
     config = initial.with_sizes(config, tokenizer)
-    workdir.check(folder, config)
+    distributed.by_first(workdir_lib.check, folder, config)
     source = sources.load(config.data, config.seed)
     held_out = source.held_out(config.eval.problems)
     _check_lengths(config, tokenizer, [*source.longest(), *held_out])
@@ -85,13 +114,12 @@ def build(config: Config, folder: str | Path) -> tuple[Run, TrainState]:
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     _check_rows(mesh, "train.microbatch_size", config.train.microbatch_size)
     check_memories(mesh, config.model.remat)
-    optimizer = optim.make_optimizer(config.optim, config.total_steps, config.seed)
-    graphdef, state = initial.state(config, mesh, optimizer)
-    folder = workdir.claim(folder, config)
+    return Checked(config, tokenizer, source, held_out, mesh)
+
+
+def _claim(folder: str | Path, config: Config, tokenizer: Tokenizer) -> None:
+    folder = workdir_lib.claim(folder, config)
     tokenizer.save_pretrained(folder / "tokenizer")
-    shardings = jax.tree.map(lambda x: x.sharding, state)
-    run = Run(config, folder, tokenizer, source, held_out, mesh, graphdef, optimizer, shardings)
-    return run, state
 
 
 def _check_lengths(config: Config, tokenizer: Tokenizer, examples: list[Example]) -> None:

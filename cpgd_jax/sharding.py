@@ -101,13 +101,27 @@ def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
     return NamedSharding(mesh, P(*[None] * axis, RULES["batch"]))
 
 
+def ways(mesh_axes) -> int:
+    """Into how many parts the ambient mesh (`jax.set_mesh`) splits what lies on these axes."""
+    shape = jax.sharding.get_abstract_mesh().shape
+    return math.prod(shape.get(axis, 1) for axis in _as_tuple(mesh_axes))
+
+
+def constrain(x, *logical_axes):
+    """x, laid out on the ambient mesh as the table says; None = whole."""
+    if jax.sharding.get_abstract_mesh().size <= 1:
+        return x
+    spec = P(*(None if axis is None else RULES[axis] for axis in logical_axes))
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
 def row_ways(mesh: Mesh) -> int:
     """Into how many parts the rows of a batch are split."""
     return math.prod(mesh.shape[axis] for axis in RULES["batch"])
 
 
 def platform() -> str:
-    """"cpu", "gpu" or "tpu": of the ambient mesh (`jax.set_mesh`), else of the default backend."""
+    """One of cpu, gpu and tpu: of the ambient mesh (`jax.set_mesh`), else of the default backend."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.platform if device else jax.default_backend()
 

@@ -28,7 +28,7 @@ def train(config: Config, workdir: str) -> dict:
     learning_rate = optim.schedule(config.optim, config.total_steps)
 
     def collect(state, index, position):
-        examples = [run.source.train(position + i) for i in range(size)]
+        examples = run.read(range(position, position + size))
         prompts, batch = demonstration_batch(
             examples,
             run.tokenizer,

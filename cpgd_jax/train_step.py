@@ -17,7 +17,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from cpgd_jax import optim
+from cpgd_jax import optim, sharding
 from cpgd_jax.ops import masked
 from cpgd_jax.types import Microbatches, TrainBatch, TrainState
 
@@ -71,12 +71,14 @@ def make_train_step(
         moved = TrainState(state.step + 1, params, opt_state)
         return jax.tree.map(lambda new, old: _moved(sound, new, old), moved, state), metrics
 
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))
+    places = (state_shardings, sharding.replicated(mesh))
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=places)
 
     def on_mesh(state, micro):
         with jax.set_mesh(mesh):  # the model and its head see where they are
             return jitted(state, micro)
 
+    on_mesh.jitted = jitted  # for those who compile it ahead of time
     return on_mesh
 
 

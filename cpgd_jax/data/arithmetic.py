@@ -53,6 +53,9 @@ class ArithmeticSource:
         question = _expression(operands, signs) + "=?"
         return [Example(question, question, str(sum(operands)), target)]
 
+    def fetch(self, reference: str) -> bytes:
+        raise ValueError(f"no images here: {reference!r}")
+
     def _draw(self, split: str, position: int) -> Example:
         rng = np.random.default_rng([self.seed, position, split == "held_out"])
         for _ in range(10_000):

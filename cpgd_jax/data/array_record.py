@@ -6,7 +6,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cpgd_jax.data import rows
@@ -31,6 +31,23 @@ def read(
     records = _open(path, key)
     attempts = _attempts(records, f"{path}#", fields, images)
     return rows.sound(attempts, f"{key} {path!r}", max_broken)
+
+
+def images(path: str, key: str) -> Callable[[str], bytes]:
+    """Encoded images of `FOLDER:SPLIT` by their references; raises Broken."""
+    records = _open(path, key)
+
+    def fetch(reference: str) -> bytes:
+        try:
+            index, number = map(int, reference.split("/"))
+            feature = _features(records, index)
+            return next(
+                _values(feature[name])[number] for name in rows.IMAGE_FIELDS if name in feature
+            )
+        except (ValueError, IndexError, StopIteration) as error:
+            raise Broken("image missing", f"no image {reference!r} in {path!r}") from error
+
+    return fetch
 
 
 def write(folder: Path, name: str, splits: Mapping[str, Iterable[dict]], with_images: bool) -> None:
@@ -72,21 +89,28 @@ def _attempts(records, place, fields, images) -> Iterator[tuple[str, Example | B
 
 def _row(records: Sequence[bytes], index: int, fields: rows.Fields) -> dict:
     """Texts of the record's fields that are wanted, and references to its images."""
-    from google.protobuf.message import DecodeError
-    from tensorflow_datasets.proto import tf_example_pb2
-
-    try:
-        features = tf_example_pb2.Example.FromString(records[index]).features.feature
-    except (RuntimeError, OSError, IndexError, DecodeError) as error:
-        raise Broken("unreadable record", f"unreadable record ({_line(error)})") from error
     row = {}
-    for name, feature in features.items():
-        values = getattr(feature, feature.WhichOneof("kind") or "bytes_list").value
+    for name, feature in _features(records, index).items():
+        values = _values(feature)
         if name in rows.IMAGE_FIELDS:
             row[name] = [f"{index}/{number}" for number in range(len(values))]
         elif values and name in ("id", "message", *fields):
             row[name] = _plain(values[0], name)
     return row
+
+
+def _features(records: Sequence[bytes], index: int):
+    from google.protobuf.message import DecodeError
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    try:
+        return tf_example_pb2.Example.FromString(records[index]).features.feature
+    except (RuntimeError, OSError, IndexError, DecodeError) as error:
+        raise Broken("unreadable record", f"unreadable record ({_line(error)})") from error
+
+
+def _values(feature) -> Sequence:
+    return getattr(feature, feature.WhichOneof("kind") or "bytes_list").value
 
 
 def _plain(value, name):

@@ -2,27 +2,49 @@
 
 import numpy as np
 
+from cpgd_jax.data import images
 from cpgd_jax.data.tokenizer import Tokenizer
 from cpgd_jax.errors import UserError
 from cpgd_jax.types import Example, PromptBatch, TrainBatch
 
 
 def prompt_batch(
-    examples: list[Example], tokenizer: Tokenizer, system_prompt: str, max_prompt_len: int
+    examples: list[Example],
+    tokenizer: Tokenizer,
+    system_prompt: str,
+    max_prompt_len: int,
+    reader: images.Reader | None = None,
 ) -> PromptBatch:
-    """Tokenised prompts, left-padded to max_prompt_len; a longer one is a UserError, never cut."""
+    """Tokenised prompts, left-padded to max_prompt_len; a longer one is a UserError, never cut.
+
+    reader: of the examples' images; None = they have none.
+    """
+    shown = tuple(tuple(reader(name) for name in example.images) for example in examples)
     token_QS = np.full((len(examples), max_prompt_len), tokenizer.pad_id, np.int32)
     mask_QS = np.zeros(token_QS.shape, bool)
     for q, example in enumerate(examples):
-        ids = tokenizer.encode_prompt(example.prompt, system_prompt)
-        if len(ids) > max_prompt_len:
-            raise UserError(
-                f"prompt {example.id!r} has {len(ids)} tokens, over config.rollout.max_prompt_len"
-                f" {max_prompt_len}: raise the limit or drop the row"
-            )
+        counts = tuple(len(image.patch_XC) // reader.settings.merge_size**2 for image in shown[q])
+        ids = tokenizer.encode_prompt(example.prompt, system_prompt, counts)
+        check_length(example, len(ids), max_prompt_len)
         token_QS[q, max_prompt_len - len(ids) :] = ids
         mask_QS[q, max_prompt_len - len(ids) :] = True
-    return PromptBatch(tuple(examples), token_QS, mask_QS)
+    return PromptBatch(tuple(examples), token_QS, mask_QS, shown)
+
+
+def length(
+    example: Example, tokenizer: Tokenizer, system_prompt: str, reader: images.Reader | None
+) -> int:
+    """Tokens of its prompt; of its images only the headers are read."""
+    counts = tuple(reader.tokens(name) for name in example.images)
+    return len(tokenizer.encode_prompt(example.prompt, system_prompt, counts))
+
+
+def check_length(example: Example, tokens: int, limit: int) -> None:
+    if tokens > limit:
+        raise UserError(
+            f"prompt {example.id!r} has {tokens} tokens, over config.rollout.max_prompt_len"
+            f" {limit}: raise the limit or drop the row"
+        )
 
 
 def demonstration_batch(
@@ -31,9 +53,10 @@ def demonstration_batch(
     system_prompt: str,
     max_prompt_len: int,
     max_response_len: int,
+    reader: images.Reader | None = None,
 ) -> tuple[PromptBatch, TrainBatch]:
     """Prompts and their target responses, each closed by the first stop id (supervised stage)."""
-    prompts = prompt_batch(examples, tokenizer, system_prompt, max_prompt_len)
+    prompts = prompt_batch(examples, tokenizer, system_prompt, max_prompt_len, reader)
     response_BT = np.full((len(examples), max_response_len), tokenizer.pad_id, np.int32)
     mask_BT = np.zeros(response_BT.shape, bool)
     for b, example in enumerate(examples):

@@ -11,10 +11,12 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from cpgd_jax import gguf_file, progress
 from cpgd_jax.data import chat, gguf_tokenizer, prompts
+from cpgd_jax.data.pictures import NAMES
 from cpgd_jax.errors import UserError
 
 # Ids that a policy must never emit: they stand for image content.
-VISION_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+BEGIN, IMAGE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+VISION_TOKENS = (IMAGE, "<|video_pad|>", BEGIN, END)
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,32 @@ class Tokenizer:
             )
         return ids
 
-    def encode_prompt(self, question: str, system_prompt: str = "none") -> list[int]:
+    def encode_prompt(
+        self, question: str, system_prompt: str = "none", image_tokens: tuple[int, ...] = ()
+    ) -> list[int]:
         """Ids of one question in the chat template, up to where the answer starts.
 
-        Nothing in the question becomes a control token.
+        Nothing in the question becomes a control token. image_tokens: how many each of its images
+        takes; they stand before the question, each between a start and an end.
         """
-        pieces = chat.pieces(self.fast, prompts.messages(question, system_prompt))
-        return [id for piece in pieces for id in self.encode(piece)]
+        messages, ids, left = prompts.messages(question, system_prompt), [], list(image_tokens)
+        for piece in chat.pieces(self.fast, messages, len(image_tokens)):
+            ids += self._image(left.pop(0)) if piece is None else self.encode(piece)
+        return ids
+
+    @property
+    def image_id(self) -> int | None:
+        """Stands for each token of an image; None: a tokenizer of texts alone."""
+        return self.fast.get_added_vocab().get(IMAGE)
+
+    def _image(self, count: int) -> list[int]:
+        known = self.fast.get_added_vocab()
+        if missing := [token for token in (BEGIN, IMAGE, END) if token not in known]:
+            raise UserError(
+                f"the tokenizer has no {missing[0]}, and a prompt has an image: give that of a"
+                " Qwen2.5-VL"
+            )
+        return [known[BEGIN], *[known[IMAGE]] * count, known[END]]
 
     def decode(self, ids) -> str:
         """Text up to, and without, the first stop id: what the reward sees."""
@@ -66,6 +87,11 @@ class Tokenizer:
         (Path(folder) / "generation_config.json").write_text(text + "\n")
 
 
+def pictures() -> Tokenizer:
+    """The picture task's: the arithmetic task's, with vision tokens and the names of shapes."""
+    return _wrap(_tiny(VISION_TOKENS, tuple(NAMES.values())))
+
+
 def load(path: str | Path = "") -> Tokenizer:
     """From a Hugging Face folder, a tokenizer.json or a GGUF file; "": the arithmetic task's."""
     # transformers advises to install torch, which is not needed here
@@ -73,7 +99,7 @@ def load(path: str | Path = "") -> Tokenizer:
     from transformers import PreTrainedTokenizerFast
 
     if not path:
-        return _wrap(_arithmetic())
+        return _wrap(_tiny())
     path = Path(path)
     if gguf_file.is_gguf(path):
         return _wrap(*gguf_tokenizer.load(path))
@@ -136,14 +162,15 @@ def _listed(generation_config: Path) -> list[int]:
     return listed if isinstance(listed, list) else [listed]
 
 
-def _arithmetic():
+def _tiny(vision=(), names=()):
     """One token a digit, sign, tag and word: about a hundred tokens."""
     from transformers import PreTrainedTokenizerFast
 
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>"]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>", *vision]
     tags = ["<think>", "</think>", "<answer>", "</answer>", "\\boxed"]
     words = ["system", "user", "assistant", *prompts.REASONING.replace("\\", " ").split()]
     words = [w for w in (w.strip(".,{}<>/") for w in words) if w.isalpha()]
+    words += names
     symbols = [*"0123456789+-*/=?.,:{}() \n"]
     vocab = list(dict.fromkeys([*special, *tags, *symbols, *words]))
     raw = RawTokenizer(models.WordLevel({t: i for i, t in enumerate(vocab)}, unk_token="<unk>"))

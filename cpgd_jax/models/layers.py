@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
 
+from cpgd_jax import sharding
 from cpgd_jax.models import remat
 
 ADAPTER = "_lora"  # ends the name of the adapter of a projection, see `cpgd_jax.models.lora`
@@ -25,6 +27,31 @@ def param(rngs: nnx.Rngs, shape, axes, *, std: float | None = None, value: float
         else std * jax.random.normal(rngs.params(), shape, jnp.float32)
     )
     return nnx.Param(array, logical_axes=tuple(axes))
+
+
+def lookup(table_VD, token_BT, dtype):
+    """Rows of a table, [B, T, D], in `dtype`.
+
+    On the ambient mesh each device looks up its part of the width for the rows of all that share
+    the table, and gives every other one the part of its own rows: the table stays where it is.
+    """
+    rules, mesh = sharding.RULES, jax.sharding.get_abstract_mesh()
+    vocab, width, rows = rules["vocab"], rules["embed"], rules["batch"]
+    if mesh.size <= 1 or len(token_BT) % sharding.ways(rows):
+        return table_VD[token_BT].astype(dtype)
+
+    def on_device(table_vd, token_bT):
+        token_BT = jax.lax.all_gather(token_bT, width, tiled=True)
+        at_BT = token_BT - jax.lax.axis_index(vocab) * len(table_vd)
+        here_BT1 = ((at_BT >= 0) & (at_BT < len(table_vd)))[..., None]
+        x_BTd = jnp.where(here_BT1, table_vd[at_BT].astype(dtype), 0)
+        x_BTd = jax.lax.psum(x_BTd, vocab)
+        return jax.lax.all_to_all(x_BTd, width, 0, 2, tiled=True)
+
+    in_specs = (P(vocab, width), P(rows))
+    return jax.shard_map(on_device, in_specs=in_specs, out_specs=P(rows), check_vma=False)(
+        table_VD, token_BT
+    )
 
 
 def rms_norm(x, scale_D, eps: float):

@@ -13,9 +13,12 @@ from flax import nnx
 
 from cpgd_jax.config import Lora
 from cpgd_jax.models import attention, lora, remat, rope
-from cpgd_jax.models.layers import Mlp, adapted, linear, param, rms_norm
+from cpgd_jax.models.layers import Mlp, adapted, linear, lookup, param, rms_norm
+from cpgd_jax.sharding import constrain
 from cpgd_jax.sizes import Vision
 from cpgd_jax.types import Sight
+
+ROWS = ("batch", None, None)  # activations [B, T, D] of a device are whole rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +134,7 @@ class Qwen2(nnx.Module):
         return hidden_QSD[:, -1], k_LQSKH, v_LQSKH
 
     def _embed(self, token_BT, feature):
-        return self.embed[...][token_BT].astype(self.config.dtype)
+        return lookup(self.embed[...], token_BT, self.config.dtype)
 
     def _angles(self, position_BT, token_BT):
         return rope.angles(position_BT, self.config.head_dim, self.config.rope_theta)
@@ -159,8 +162,8 @@ class Qwen2(nnx.Module):
                 kept = (k, v) if keep_kv else None
                 return attend_to(q, k, v)
 
-            x = nnx.merge(graphdef, layer)(x, cos, sin, attend)
-            return x, kept
+            x = nnx.merge(graphdef, layer)(constrain(x, *ROWS), cos, sin, attend)
+            return constrain(x, *ROWS), kept
 
         x, kv = jax.lax.scan(remat.wrap(block, c.remat), self._embed(token_BT, feature), layers)
         return rms_norm(x, self.final_norm[...], c.norm_eps), kv

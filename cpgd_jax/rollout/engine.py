@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from cpgd_jax import sharding, types, vision
+from cpgd_jax import distributed, sharding, types, vision
 from cpgd_jax.models import decoder as decoder_lib
 from cpgd_jax.rollout import memory, programs
 from cpgd_jax.rollout import prompts as prompts_lib
@@ -135,14 +135,14 @@ class _Engine:
 
     def _prefill(self, dealt) -> None:
         *arrays, at_C = prompts_lib.batch(self.prompts, dealt, self.stores.shapes, self.group)
-        arrays = jax.device_put(arrays, sharding.batch_sharding(self.mesh))
+        arrays = distributed.to_devices(arrays, sharding.batch_sharding(self.mesh))
         with jax.set_mesh(self.mesh):  # as in training, attention sees where it is
             k, v, token_CG, logp_CG = programs.prefill(
                 self.graphdef, self.params, *arrays, dials=self.dials, law=self.law
             )
         self.stores.place(k, v, at_C)
         rows = len(at_C) // len(dealt)
-        token_CG, logp_CG = jax.device_get((token_CG, logp_CG))
+        token_CG, logp_CG = distributed.to_host((token_CG, logp_CG))
         for d, (shard, of_shard) in enumerate(zip(self.shards, dealt, strict=True)):
             for row, (place, unit) in enumerate(of_shard, start=d * rows):
                 self._enqueue(shard, place, unit, token_CG[row], logp_CG[row])
@@ -188,7 +188,7 @@ class _Engine:
             np.int32(self._floor()),
         )
         stores.recent = recent
-        slots, tape, taken, column = jax.device_get((slots, tape, taken, column))
+        slots, tape, taken, column = distributed.to_host((slots, tape, taken, column))
         stores.column = int(column)
         self.answers.add(*(x[since : stores.column] for x in tape))
         for shard, own, count in zip(self.shards, part(slots, len(taken)), taken, strict=True):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from cpgd_jax import sharding
+from cpgd_jax import distributed, sharding
 from cpgd_jax.errors import UserError
 from cpgd_jax.rollout.shapes import Requests, Shapes, shapes
 
@@ -22,13 +22,16 @@ class Plan(NamedTuple):
     most_slots: int  # that fit
 
 
-def plan(config, mesh, requests: Requests, slots: int | None, cache_dtype: str) -> Plan:
+def plan(
+    config, mesh, requests: Requests, slots: int | None, cache_dtype: str, there: int | None = None
+) -> Plan:
     """slots None or 0: as many as fit, up to the responses asked for and `DEFAULT_SLOTS` a device.
 
-    config: a `qwen2.ModelConfig`. UserError when there is no room for `slots`, or for one.
+    config: a `qwen2.ModelConfig`. there: bytes on each device, None = as the mesh's devices tell.
+    UserError when there is no room for `slots`, or for one.
     """
     ways, responses = sharding.row_ways(mesh), requests.prompts * requests.group
-    there = available(mesh)
+    there = available(mesh) if there is None else there
 
     def size(count: int) -> tuple[int, int]:
         return _bytes(config, mesh, shapes(requests, count, ways), cache_dtype)
@@ -47,6 +50,12 @@ def plan(config, mesh, requests: Requests, slots: int | None, cache_dtype: str) 
 
 def available(mesh) -> int | None:
     """Bytes that each device of the mesh has left, less `SPARE`; None = not known."""
+    there = distributed.gather(_available(mesh))
+    return None if None in there else min(there)
+
+
+def _available(mesh) -> int | None:
+    """Of the devices of this process."""
     devices = mesh.local_devices
     stats = [device.memory_stats() for device in devices]
     if all(s and "bytes_limit" in s for s in stats):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from cpgd_jax import packing, sharding
+from cpgd_jax import distributed, packing, sharding
 from cpgd_jax.ops import logprobs
 from cpgd_jax.types import Packed, TrainBatch
 
@@ -63,9 +63,9 @@ def score_rollout(
     for m, order_B in enumerate(order_MB):
         one = jax.tree.map(lambda x, m=m: x[m], packed)
         with jax.set_mesh(mesh):
-            placed = jax.device_put(one, sharding.batch_sharding(mesh))
+            placed = distributed.to_devices(one, sharding.batch_sharding(mesh))
             found = score(graphdef, params, placed, temperature=float(temperature))
-        for out_BT, x_WC in zip(out_2BT, jax.device_get(found), strict=True):
+        for out_BT, x_WC in zip(out_2BT, distributed.to_host(found), strict=True):
             row, column = np.divmod(one.place_WC, mask_BT.shape[1])
             real = row < len(order_B)
             out_BT[order_B[row[real]], column[real]] = x_WC[real]

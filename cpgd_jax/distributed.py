@@ -1,0 +1,139 @@
+"""Many processes that work as one run: how they meet, what they exchange, who writes.
+
+All of them run the same program and take the same decisions. Each reads its share of the data,
+computes on its own devices and scores its share of the responses; what a decision depends on is
+exchanged first. The first process alone writes files and speaks.
+
+When a process dies, a collective that waits for it fails at once or, where it hangs, JAX's
+coordination service ends every other process `SILENCE_S` after the last sign of life.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from cpgd_jax.errors import UserError
+
+START_S = 300  # in which all processes must have started
+SILENCE_S = 30  # of a process, after which the others end
+EXIT = 3  # status of a process that has lost the others
+
+
+def start(coordinator: str = "", num_processes: int = 0, process_id: int = -1) -> None:
+    """Joins the other processes, before anything else is asked of JAX.
+
+    coordinator: HOST:PORT of the first process. Nothing given: a TPU's hosts find each other;
+    elsewhere this process is alone. UserError: flags that do not fit, nobody there in time.
+    """
+    given = bool(coordinator), num_processes > 0, process_id >= 0
+    if not any(given):
+        if _on_tpu():
+            _join()
+        return
+    if not all(given) or process_id >= num_processes:
+        raise UserError(
+            f"--coordinator={coordinator!r} --num_processes={num_processes}"
+            f" --process_id={process_id}: give all three, HOST:PORT of process 0, how many there"
+            " are, and 0 up to one less"
+        )
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    _join(coordinator_address=coordinator, num_processes=num_processes, process_id=process_id)
+
+
+def _join(**where) -> None:
+    try:
+        jax.distributed.initialize(
+            **where,
+            initialization_timeout=START_S,
+            heartbeat_timeout_seconds=SILENCE_S,
+            shutdown_timeout_seconds=SILENCE_S,
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the processes do not find each other ({reason}): {where}") from error
+
+
+def _on_tpu() -> bool:
+    devices = Path("/dev/accel0"), Path("/dev/vfio/0")
+    return importlib.util.find_spec("libtpu") is not None and any(d.exists() for d in devices)
+
+
+def is_first() -> bool:
+    """True for the process that writes; a lone process is the first."""
+    return jax.process_index() == 0
+
+
+def to_devices(tree, sharding):
+    """Host arrays, the same on every process, laid out by `sharding`; each gives its part."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+
+    def put(x):
+        return jax.make_array_from_process_local_data(sharding, np.asarray(x), np.shape(x))
+
+    return jax.tree.map(put, tree)
+
+
+def to_host(tree):
+    """The whole of every array, in NumPy, on every process."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def gather(value) -> list:
+    """What each process gives, plain JSON, in the order of the processes."""
+    if jax.process_count() == 1:
+        return [value]
+    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    (size_P,) = multihost_utils.process_allgather(np.int32([data.size])).T
+    room = 1 << int(size_P.max() - 1).bit_length()  # few shapes, since each is compiled
+    data_PX = multihost_utils.process_allgather(np.pad(data, (0, room - data.size)))
+    return [json.loads(row[:size].tobytes()) for row, size in zip(data_PX, size_P, strict=True)]
+
+
+def share(items):
+    """Those of a sequence that fall to this process: `gather`, joined, has them in their order."""
+    index, count = jax.process_index(), jax.process_count()
+    return items[len(items) * index // count : len(items) * (index + 1) // count]
+
+
+def divide(fn: Callable, items) -> list:
+    """[fn(item) for item in items], each by one of the processes; results are plain JSON."""
+    return [found for part in gather([fn(item) for item in share(items)]) for found in part]
+
+
+def by_first(fn: Callable, *args):
+    """What fn(*args) gives or whichever UserError it raises on the first process, on all."""
+    if jax.process_count() == 1:
+        return fn(*args)
+    found = None
+    if is_first():
+        try:
+            found = {"value": fn(*args)}
+        except UserError as error:
+            found = {"error": str(error)}
+    found = gather(found)[0]
+    if "error" in found:
+        raise UserError(found["error"])
+    return found["value"]
+
+
+def leave_if_lost(error: BaseException | None) -> None:
+    """Ends this process, without waiting for the others, if `error` tells that one is gone."""
+    if jax.process_count() > 1 and isinstance(error, jax.errors.JaxRuntimeError):
+        reason = str(error).splitlines()[0]
+        print(
+            f"error: process {jax.process_index()} ends, since another has ended or failed"
+            f" ({reason:.200}); the same command goes on from the last checkpoint",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(EXIT)

@@ -96,13 +96,22 @@ def curves(found: Sequence[tuple[Batch, dict]], rate: float, panels, file: Path)
 def _curve(axis, batch, values, rate, panel, label, index) -> None:
     name, _, factor, log = panel
     y_NR = np.array(values[name][batch.rates.index(rate)], float) * factor
-    y_NR = _smooth(y_NR) if not log else np.where(np.isfinite(y_NR), y_NR, np.nan)
+    y_NR = np.maximum(_known(y_NR), 1e-9) if log else _smooth(y_NR)
     steps = batch.pressure.minibatches * batch.pressure.epochs
     x_R = steps * (1 + np.arange(y_NR.shape[1]))
-    mean_R = np.exp(np.nanmean(np.log(np.maximum(y_NR, 1e-9)), 0)) if log else np.nanmean(y_NR, 0)
+    mean_R = np.exp(np.log(y_NR).mean(axis=0)) if log else y_NR.mean(axis=0)
     ink, dash = INKS[index], DASHES[index]
-    axis.fill_between(x_R, np.nanmin(y_NR, 0), np.nanmax(y_NR, 0), color=ink, alpha=0.13, lw=0)
+    axis.fill_between(x_R, y_NR.min(axis=0), y_NR.max(axis=0), color=ink, alpha=0.13, lw=0)
     axis.plot(x_R, mean_R, color=ink, linestyle=dash, lw=1.9, label=label)
+
+
+def _known(y_NR):
+    """What is not finite takes the value before it, or the least there is."""
+    filled, known_NR = y_NR.copy(), np.isfinite(y_NR)
+    filled[~known_NR] = y_NR[known_NR].min() if known_NR.any() else 1.0
+    for r in range(1, y_NR.shape[1]):
+        filled[:, r] = np.where(known_NR[:, r], y_NR[:, r], filled[:, r - 1])
+    return filled
 
 
 def _smooth(y_NR):

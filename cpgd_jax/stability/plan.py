@@ -45,7 +45,7 @@ class Scale:
 FULL = Scale(
     "full", ("sums", "chain"), (5e-4, 1e-3, 2e-3, 4e-3), 2e-3, 5, Pressure(rollouts=150), True
 )
-FAST = Scale("fast", ("sums",), (1e-3, 4e-3), 4e-3, 2, Pressure(rollouts=60), False)
+FAST = Scale("fast", ("sums",), (1e-3, 2e-3, 4e-3), 2e-3, 2, Pressure(rollouts=60), False)
 SCALES = {scale.name: scale for scale in (FULL, FAST)}
 
 

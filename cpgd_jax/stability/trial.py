@@ -114,7 +114,7 @@ def _collect(graphdef, row, pressure, task, params, reference, key):
     }
     # Groups with a signal first; the others take part in no sum, as in `experience`.
     pick_Q = jnp.argsort(~signal_Q, stable=True)[: pressure.prompts]
-    pick_B = (pick_Q[:, None] * G + jnp.arange(G)).reshape(-1) if draws > 1 else slice(None)
+    pick_B = _rows(pick_Q, G) if draws > 1 else slice(None)
     mask_BT = sampled.mask_BT & (jnp.repeat(signal_Q, G)[:, None] | (draws == 1))
     token_BU = jnp.concatenate([jnp.repeat(prompt_QS, G, axis=0), sampled.response_BT], axis=1)
     token_BU, mask_BT, old_BT, reward_B = (
@@ -143,9 +143,7 @@ def _optimise(graphdef, row, pressure, task, optimizer, lr, params, opt_state, b
     state, found = (params, opt_state), []
     for epoch in range(pressure.epochs):
         order_Q = jax.random.permutation(jax.random.fold_in(key, epoch), pressure.prompts)
-        rows_MB = (order_Q[:, None] * pressure.group + jnp.arange(pressure.group)).reshape(
-            pressure.minibatches, -1
-        )
+        rows_MB = _rows(order_Q, pressure.group).reshape(pressure.minibatches, -1)
         epoch_BT = None
         if epoch:  # section 6.1: the policy at the end of the epoch before, scored once
             epoch_BT = policy.logprobs(graphdef, state[0], batch.token_BU, task.prompt_len)
@@ -158,6 +156,11 @@ def _optimise(graphdef, row, pressure, task, optimizer, lr, params, opt_state, b
         found.append(metrics)
     joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
     return *state, _curves(joined)
+
+
+def _rows(group_Q, G: int):
+    """The rows of these groups, one group after the other."""
+    return (group_Q[:, None] * G + jnp.arange(G)[None]).reshape(-1)
 
 
 def _step(graphdef, row, optimizer, lr, params, opt_state, batch: Batch, epoch_BT):

@@ -9,6 +9,7 @@ coordination service ends every other process `SILENCE_S` after the last sign of
 """
 
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -24,6 +25,8 @@ from cpgd_jax.errors import UserError
 START_S = 300  # in which all processes must have started
 SILENCE_S = 30  # of a process, after which the others end
 EXIT = 3  # status of a process that has lost the others
+_pulses = itertools.count(1)  # the same on all processes
+_act: Callable[[], None] | None = None
 
 
 def start(coordinator: str = "", num_processes: int = 0, process_id: int = -1) -> None:
@@ -124,6 +127,21 @@ def by_first(fn: Callable, *args):
     if "error" in found:
         raise UserError(found["error"])
     return found["value"]
+
+
+def on_notice(act: Callable[[], None] | None) -> None:
+    """What all processes are to do once one of them is told to end; None: nothing."""
+    global _act
+    _act = act
+
+
+def pulse() -> None:
+    """Called by all processes alike, often, where what is done can be saved.
+
+    After a notice to end (SIGTERM, a pre-emption) to any process, all act at the same pulse.
+    """
+    if _act and multihost_utils.reached_preemption_sync_point(next(_pulses)):
+        _act()
 
 
 def leave_if_lost(error: BaseException | None) -> None:

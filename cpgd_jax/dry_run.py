@@ -4,12 +4,11 @@ Config, data, tokenizer, workdir, mesh, shapes, memory and one reward. Nothing i
 parameter is made. What the compiled programs need beyond this, `experiments.plan` says.
 """
 
-import dataclasses
 import math
 
 import jax
 
-from cpgd_jax import checkpoint, initial, optim, progress, sharding, train
+from cpgd_jax import checkpoint, initial, optim, progress, train
 from cpgd_jax import run as run_lib
 from cpgd_jax.config import Config
 from cpgd_jax.data import batching
@@ -67,16 +66,16 @@ def _memory(found: run_lib.Checked):
     c, state = found.config, _shapes(found)
     trained, _ = optim.split(state.params)
     parts = {
-        "parameters": _bytes(found, state.params),
-        "optimiser": _bytes(found, state.opt_state),
-        "gradients": _bytes(found, trained, 4),
+        "parameters": _bytes(state.params),
+        "optimiser": _bytes(state.opt_state),
+        "gradients": _bytes(trained, 4),
     }
     if c.stage == "rl":
         if train.algorithm_row(c)[0].kl_coef > 0:
             parts["reference"] = parts["parameters"]
         sizes = checkpoint.model_config(c.model)
         dtype = c.rollout.decode_dtype or c.model.dtype
-        parts["decoding weights"] = _bytes(found, state.params, jax.numpy.dtype(dtype).itemsize)
+        parts["decoding weights"] = _bytes(state.params, jax.numpy.dtype(dtype).itemsize)
         r = c.rollout
         asked = Requests(r.prompts, r.samples_per_prompt, r.max_prompt_len, r.max_response_len)
         plan = memory.plan(sizes, found.mesh, asked, r.slots or None, r.cache_dtype or dtype)
@@ -92,17 +91,15 @@ def _memory(found: run_lib.Checked):
 
 def _shapes(found: run_lib.Checked):
     """The `TrainState` without its values."""
-    model = dataclasses.replace(found.config.model, init_from="")  # its sizes are known
-    config = dataclasses.replace(found.config, model=model)
+    config = found.config
     optimizer = optim.make_optimizer(config.optim, config.total_steps, config.seed)
-    return jax.eval_shape(lambda: initial.state(config, found.mesh, optimizer)[1])
+    return initial.shapes(config, found.mesh, optimizer)[1]
 
 
-def _bytes(found: run_lib.Checked, tree, itemsize: int | None = None) -> int:
+def _bytes(tree, itemsize: int | None = None) -> int:
     """On each device; itemsize: of every number, None = as they are."""
-    placed = sharding.param_shardings(found.mesh, tree)
-    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(placed), strict=True)
-    return sum(math.prod(s.shard_shape(x.shape)) * (itemsize or x.dtype.itemsize) for x, s in pairs)
+    shards = ((x.sharding.shard_shape(x.shape), x.dtype) for x in jax.tree.leaves(tree))
+    return sum(math.prod(shape) * (itemsize or dtype.itemsize) for shape, dtype in shards)
 
 
 def _reward(found: run_lib.Checked) -> str:

@@ -146,7 +146,7 @@ class _Loop:
                 if k + 1 == self.stage.steps and self.stage.unit == "rollout":
                     found = self.watch.look(row)
             self.guard.stop_after_too_many(row)
-            self.stop.between_steps(self.steps)
+            distributed.pulse()
         self.bar.update(index + 1, row)
         return found
 

@@ -3,7 +3,9 @@
 One process: a thread of its own waits for the signal, so that neither a long rollout nor a
 compilation in the main thread keeps it from saving. The main thread does inside `busy()` what
 leaves the state in pieces, such as an optimiser step whose buffers are donated.
-Several processes: they agree on the step after which all of them save, by JAX's own notice service.
+Several processes: at one of the next pulses (`distributed.pulse`), on which they agree by JAX's own
+notice service, all of them save. There is one after each optimiser step and, in a rollout, each
+time the host looks in.
 """
 
 import contextlib
@@ -15,7 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import jax
-from jax.experimental import multihost_utils
+
+from cpgd_jax import distributed
 
 EXIT = 128 + signal.SIGTERM  # as a shell reports a process that SIGTERM ended
 
@@ -30,6 +33,8 @@ class Stop:
         self._many = jax.process_count() > 1
 
     def __enter__(self):
+        if self._many:
+            distributed.on_notice(self._end)
         self._ours = not self._many and threading.current_thread() is threading.main_thread()
         if self._ours:
             self._read, write = os.pipe()
@@ -40,6 +45,7 @@ class Stop:
         return self
 
     def __exit__(self, *_):
+        distributed.on_notice(None)
         if self._ours:
             os.close(signal.set_wakeup_fd(self._wakeup))  # the thread reads its end
             signal.signal(signal.SIGTERM, self._before)
@@ -51,11 +57,6 @@ class Stop:
             threading.Event().wait()  # for the end of the process
         with self._whole:
             yield
-
-    def between_steps(self, step: int) -> None:
-        """Called by all processes after each optimiser step."""
-        if self._many and multihost_utils.reached_preemption_sync_point(step):
-            self._end()
 
     def _wait(self) -> None:
         while signals := os.read(self._read, 64):

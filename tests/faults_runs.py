@@ -185,6 +185,19 @@ def _kill_in_save(loop_, order, fault) -> None:
     checkpoint.ocp.CheckpointManager.save = saved
 
 
+def _kill_at_step(loop_, order, fault) -> None:
+    """SIGKILL so many seconds after this optimiser step, or the first one after it, has begun."""
+    step, told = loop_._step, []
+
+    def stepped(index, k):
+        if loop_.steps >= fault["step"] and not told:
+            told.append(1)
+            _later(fault["after_s"], lambda: os.kill(os.getpid(), signal.SIGKILL))
+        return step(index, k)
+
+    loop_._step = stepped
+
+
 def _term(loop_, order, fault) -> None:
     """SIGTERM after so many seconds of training."""
 
@@ -243,6 +256,7 @@ def _later(seconds: float, act) -> None:
 _FAULTS = {
     "none": _none,
     "kill": _kill,
+    "kill_at_step": _kill_at_step,
     "kill_in_save": _kill_in_save,
     "term": _term,
     "nan": _nan,

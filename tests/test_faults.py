@@ -10,11 +10,14 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import faults_runs
 import numpy as np
+import processes
 import pytest
 import tiny
 from faults_runs import Server, outcome
@@ -22,7 +25,7 @@ from faults_runs import Server, outcome
 pytestmark = pytest.mark.slow
 FAULTS = int(os.environ.get("FAULTS", "4"))
 KILLS = int(os.environ.get("KILLS", "10"))
-LOOP_S = 3.0  # about what the loop of a run takes
+KILLS_A_RUN = 8
 MOUNT = ("unshare", "--mount", "--map-root-user")
 
 
@@ -47,24 +50,33 @@ def report(fault: str, found: str, good: int, of: int):
 
 
 def test_kills(server, straight, tmp_path):
-    """SIGKILL, two in three at any time, one in three within a save; each run is killed again and
+    """SIGKILL: at any time, after any optimiser step, within a save; each run is killed again and
     again until it has come to its end."""
-    dice, kills, runs, in_saves = random.Random(0), 0, 0, 0
+    dice, kills, runs, in_saves, begun = random.Random(0), 0, 0, 0, 0
+    whole_s = json.loads((straight / "summary.json").read_text())["seconds"]
+    limits = {"kill": whole_s, "kill_at_step": 0.15, "kill_in_save": 0.15}
     while kills < KILLS:
         folder, runs, row = tmp_path / f"run{runs}", runs + 1, 0
         while True:
-            kind, limit = ("kill", LOOP_S) if dice.random() < 2 / 3 else ("kill_in_save", 0.15)
-            fault = {"kind": kind, "after_s": dice.uniform(0, limit)} if row < 5 else None
-            row = row + 1 if kills < KILLS else 5
-            done = server.run(folder, fault if kills < KILLS else None)
+            kind = dice.choice(list(limits))
+            fault = {"kind": kind, "after_s": dice.uniform(0, limits[kind])}
+            fault["step"] = dice.randrange(12)
+            row += 1
+            done = server.run(folder, fault if kills < KILLS and row <= KILLS_A_RUN else None)
             if done["status"] == 0:
                 break
             assert done["status"] == -9, done["log"]
             kills += 1
-            in_saves += any("tmp" in p.name for p in (folder / "checkpoints").iterdir())
+            held = [p.name for p in (folder / "checkpoints").iterdir()]
+            in_saves += any("tmp" in name for name in held)
+            begun += any(name.isdecimal() for name in held)
+            print(f"kill {kills}: {fault}, {held}", flush=True)
         assert outcome(folder) == outcome(straight), folder
         shutil.rmtree(folder)
-    found = f"resumed, bit for bit the uninterrupted run ({runs} runs, {in_saves} within a save)"
+    found = (
+        f"resumed ({begun} from a checkpoint, {in_saves} with a save cut short), at the end bit for"
+        f" bit the uninterrupted run ({runs} runs)"
+    )
     report("SIGKILL at a random time", found, kills, kills)
 
 
@@ -232,6 +244,43 @@ def test_workers_that_are_killed(server, tmp_path):
     lost = sum(row["reward/errors"] for row in rows)
     assert len(rows) == 20 and lost > 0
     report("verifier workers killed all the time", f"{lost:g} verdicts 0 and counted", 1, 1)
+
+
+def test_one_of_two_processes(tmp_path):
+    """SIGTERM to one: both save and end. Then SIGKILL to one: the other ends. Then to the end."""
+    reward = dict(reward__functions=("faults_reward:digits",))
+    changes = dict(num_rollouts=6, checkpoint__every=2, eval__every=3, **reward)
+    processes.finish(processes.start(tmp_path / "straight", 2, 2, **changes), timeout=600)
+    folder = tmp_path / "run"
+    metrics, fourth = folder / "metrics.jsonl", folder / "checkpoints" / "4"
+
+    def interrupted(number, when):
+        """(seconds until both have ended, statuses, what they said)."""
+        two = processes.start(folder, 2, 2, **changes)
+        while not when():
+            assert all(p.poll() is None for p in two)
+            time.sleep(0.01)
+        began = time.monotonic()
+        two[1].send_signal(number)
+        told = [p.communicate(timeout=100)[0] for p in two]
+        return time.monotonic() - began, [p.returncode for p in two], "".join(told)
+
+    seconds, statuses, told = interrupted(
+        signal.SIGTERM, lambda: metrics.exists() and '"step": 1,' in metrics.read_text()
+    )
+    steps = [int(n) for n in re.findall(r"SIGTERM: saved after (\d+) optimiser steps", told)]
+    assert statuses == [143, 143] and len(steps) == 2 and steps[0] == steps[1], told[-3000:]
+    assert seconds < 25
+    report("SIGTERM to one of two processes", f"both saved and ended in {seconds:.1f} s", 1, 1)
+    seconds, statuses, told = interrupted(signal.SIGKILL, fourth.is_dir)
+    assert statuses == [3, -9] and "error: process 0 ends, since another has ended" in told
+    processes.finish(processes.start(folder, 2, 2, **changes), timeout=600)
+    straight = tmp_path / "straight"
+    assert tiny.untimed(folder) == tiny.untimed(straight)
+    assert tiny.lines(folder, "rollouts.jsonl") == tiny.lines(straight, "rollouts.jsonl")
+    tiny.assert_equal(tiny.params_of(folder), tiny.params_of(straight))
+    found = f"the other said so and ended in {seconds:.1f} s; both go on bit for bit"
+    report("SIGKILL to one of two processes", found, 1, 1)
 
 
 def test_the_digest_sees_a_difference(server, straight, tmp_path):

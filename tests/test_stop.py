@@ -5,9 +5,12 @@ import signal
 import threading
 import time
 
+import jax
 import pytest
+import tiny
 
-from cpgd_jax import stop
+from cpgd_jax import checkpoint, distributed, stop
+from cpgd_jax.rollout import generate
 from cpgd_jax.stop import Stop
 
 pytestmark = pytest.mark.skipif(
@@ -71,6 +74,32 @@ def test_other_signals_and_the_time_after_are_as_before(ended):
         time.sleep(0.1)
     signal.signal(signal.SIGUSR1, usual)
     assert got == [1] and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_several_processes_end_at_the_pulse_they_agree_on(ended, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    agreed = []
+    service = lambda pulse: pulse == agreed[0]  # noqa: E731
+    monkeypatch.setattr(distributed.multihost_utils, "reached_preemption_sync_point", service)
+    agreed.append(next(distributed._pulses) + 3)
+    with Stop(5.0, lambda: "saved") as one:
+        for _ in range(2):
+            with one.busy():
+                pass
+            distributed.pulse()
+        assert not one._asked.is_set()
+        distributed.pulse()
+        assert ended() == "saved"
+    distributed.pulse()  # nobody listens any more
+
+
+def test_a_rollout_has_pulses(monkeypatch):
+    """So that a notice need not wait for its end."""
+    pulses = []
+    monkeypatch.setattr(distributed, "pulse", lambda: pulses.append(1))
+    sizes = checkpoint.model_config(tiny.config(model__vocab_size=64).model)
+    generate(tiny.random_model(sizes), [[1, 2]], samples_per_prompt=2, max_new_tokens=200)
+    assert len(pulses) >= 3  # each of at most 64 tokens
 
 
 def test_in_another_thread_nothing_is_changed():

@@ -101,6 +101,7 @@ class _Engine:
 
     def run(self) -> types.Rollout:
         while True:
+            distributed.pulse()
             self._load()
             if not self._busy():
                 return self.answers.rollout()

@@ -51,8 +51,8 @@ def get_config() -> ConfigDict:
 
     # ---- data
     d = c.data = ConfigDict()
-    # "arithmetic", "pictures" (generated, pictures for a Qwen2.5-VL); "jsonl" (a file); "tfds" (a TFDS builder stored as ArrayRecord, such
-    # as experiments.prepare_data makes)
+    # "arithmetic", "pictures" (generated; pictures for a Qwen2.5-VL); "jsonl" (a file); "tfds" (a
+    # TFDS builder stored as ArrayRecord, such as experiments.prepare_data makes)
     d.source = "arithmetic"
     d.path = ""  # training rows; jsonl: FILE; tfds: FOLDER:SPLIT, e.g. data/gsm8k:train
     d.held_out_path = ""  # rows for eval only, named in the same way

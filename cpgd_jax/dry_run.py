@@ -45,9 +45,8 @@ def _run(c: Config):
 
 def _data(found: run_lib.Checked):
     c, first = found.config, found.source.train(0)
-    prompts = batching.prompt_batch(
-        [first], found.tokenizer, c.data.system_prompt, c.rollout.max_prompt_len
-    )
+    limit, system_prompt = c.rollout.max_prompt_len, c.data.system_prompt
+    prompts = batching.prompt_batch([first], found.tokenizer, system_prompt, limit, found.reader)
     yield "first prompt", f"{first.prompt:.80} ({int(prompts.mask_QS.sum())} tokens)"
     yield "its reference answer", f"{first.gold:.80}"
     yield "held-out problems", f"{len(found.held_out):,}"

@@ -1,5 +1,6 @@
 """Held-out problems answered by the policy: greedy, and the mean of k samples."""
 
+import dataclasses
 import time
 
 import numpy as np
@@ -13,6 +14,8 @@ _EVAL_STEP = 2**31 - 1  # random numbers of their own, the same at every evaluat
 
 def held_out(run: Run, params, verifier):
     """(metrics, rows): eval/* numbers, and one row a greedy response for rollouts.jsonl.
+
+    eval/blank_accuracy, by config.eval.blank_images: greedy with white images.
 
     eval/greedy_* at temperature 0; eval/mean_* over config.eval.samples responses a problem sampled
     as in training, eval/mean_accuracy_sem its standard error over problems.
@@ -31,8 +34,13 @@ def held_out(run: Run, params, verifier):
         "eval/mean_length": mean["length"].mean(),
         "eval/problems": count,
         "eval/samples": k,
-        "time/eval_s": time.monotonic() - started,
     }
+    if run.config.eval.blank_images:
+        blind = dataclasses.replace(run, reader=run.reader._replace(blank=True))
+        metrics["eval/blank_accuracy"] = _answer(blind, params, verifier, 1, 0.0)[0][
+            "accuracy"
+        ].mean()
+    metrics["time/eval_s"] = time.monotonic() - started
     return {name: float(value) for name, value in metrics.items()}, rows
 
 
@@ -46,8 +54,10 @@ def show(title: str, metrics: dict) -> None:
         "mean of k: format": "eval/mean_format",
         "mean of k: length (tokens)": "eval/mean_length",
     }
-    rows = [[label, *(m[name] for m in metrics.values())] for label, name in names.items()]
     first = next(iter(metrics.values()))
+    if "eval/blank_accuracy" in first:
+        names["greedy, images blank: accuracy"] = "eval/blank_accuracy"
+    rows = [[label, *(m[name] for m in metrics.values())] for label, name in names.items()]
     facts = f"{first['eval/problems']:.0f} problems, k = {first['eval/samples']:.0f}"
     table(f"{title} ({facts})", ["", *metrics], rows)
 

@@ -78,7 +78,8 @@ def draw(run: Run, row: Algorithm, params, verifier, index, position):
 def read_prompts(run: Run, params, examples) -> PromptBatch:
     """The examples' prompts, and what the model sees of their images."""
     limit, system_prompt = run.config.rollout.max_prompt_len, run.config.data.system_prompt
-    return run.look(params, prompt_batch(examples, run.tokenizer, system_prompt, limit))
+    prompts = prompt_batch(examples, run.tokenizer, system_prompt, limit, run.reader)
+    return run.look(params, prompts)
 
 
 def respond(run: Run, params, examples, *, group, key, temperature, prompt_id_Q=None):

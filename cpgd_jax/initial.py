@@ -25,13 +25,13 @@ FREE = ("dtype", "attention", "remat", "lora", "init_std", "max_positions")
 
 
 def tokenizer(config: Config) -> tokenizer_lib.Tokenizer:
-    """That of config.data.tokenizer, else of init_from, else the arithmetic task's own."""
+    """That of config.data.tokenizer, else of init_from, else the generated task's own."""
     if config.data.tokenizer:
         return tokenizer_lib.load(config.data.tokenizer)
     if config.model.init_from:
         folder = Path(config.model.init_from)
         return tokenizer_lib.load(folder / "tokenizer" if _is_run(folder) else folder)
-    return tokenizer_lib.load()
+    return tokenizer_lib.pictures() if config.data.source == "pictures" else tokenizer_lib.load()
 
 
 def with_sizes(config: Config, tokenizer: tokenizer_lib.Tokenizer) -> Config:

@@ -9,10 +9,20 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from cpgd_jax import distributed, flops, initial, matmul_rate, optim, packing, progress, sharding
+from cpgd_jax import (
+    config_checks,
+    distributed,
+    flops,
+    initial,
+    matmul_rate,
+    optim,
+    packing,
+    progress,
+    sharding,
+)
 from cpgd_jax import workdir as workdir_lib
 from cpgd_jax.config import Config
-from cpgd_jax.data import batching, sources
+from cpgd_jax.data import batching, images, sources
 from cpgd_jax.data.tokenizer import Tokenizer
 from cpgd_jax.errors import UserError
 from cpgd_jax.models import attention, seeing
@@ -33,6 +43,7 @@ class Run:
     graphdef: Any  # of the model; `nnx.merge(graphdef, params)` inside jit
     optimizer: optax.GradientTransformation
     shardings: TrainState  # of the state, on the mesh
+    reader: images.Reader | None = None  # of prompts' images; None = there are none
 
     def speed(self, batch: TrainBatch, seconds: float) -> dict:
         """Metrics of an optimiser step that took so long."""
@@ -87,19 +98,19 @@ class Checked(NamedTuple):
     source: sources.Source
     held_out: list[Example]
     mesh: Mesh
+    reader: images.Reader | None
 
 
 def build(config: Config, folder: str | Path) -> tuple[Run, TrainState]:
     """Checks all that can be checked, cheap things first, then claims the folder."""
-    config, tokenizer, source, held_out, mesh = check(config, folder)
+    config, tokenizer, source, held_out, mesh, reader = check(config, folder)
     optimizer = optim.make_optimizer(config.optim, config.total_steps, config.seed)
     graphdef, state = initial.state(config, mesh, optimizer)
     distributed.by_first(_claim, folder, config, tokenizer)
     places = jax.tree.map(lambda x: x.sharding, state)
     folder = Path(folder)
-    return Run(
-        config, folder, tokenizer, source, held_out, mesh, graphdef, optimizer, places
-    ), state
+    parts = config, folder, tokenizer, source, held_out, mesh, graphdef, optimizer, places
+    return Run(*parts, reader), state
 
 
 def check(config: Config, folder: str | Path) -> Checked:
@@ -108,13 +119,20 @@ def check(config: Config, folder: str | Path) -> Checked:
     config = initial.with_sizes(config, tokenizer)
     distributed.by_first(workdir_lib.check, folder, config)
     source = sources.load(config.data, config.seed)
+    vision = config.model.vision
+    reader = images.reader(config.data, vision, tokenizer.image_id, source.fetch)
+    if config.eval.blank_images and reader is None:
+        raise UserError("config.eval.blank_images is True, and the data has no images: drop it")
+    if reader and isinstance(source, sources.FileSource):
+        length = functools.partial(_prompt_length, config, tokenizer, reader)
+        source = source.fitting(length, config.rollout.max_prompt_len)
     held_out = source.held_out(config.eval.problems)
-    _check_lengths(config, tokenizer, [*source.longest(), *held_out])
+    _check_lengths(config, tokenizer, reader, [*source.longest(), *held_out])
     _warn_of_golds(config, source.longest(), held_out)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     _check_rows(mesh, "train.microbatch_size", config.train.microbatch_size)
     check_memories(mesh, config.model.remat)
-    return Checked(config, tokenizer, source, held_out, mesh)
+    return Checked(config, tokenizer, source, held_out, mesh, reader)
 
 
 def _claim(folder: str | Path, config: Config, tokenizer: Tokenizer) -> None:
@@ -122,19 +140,24 @@ def _claim(folder: str | Path, config: Config, tokenizer: Tokenizer) -> None:
     tokenizer.save_pretrained(folder / "tokenizer")
 
 
-def _check_lengths(config: Config, tokenizer: Tokenizer, examples: list[Example]) -> None:
+def _check_lengths(config: Config, tokenizer: Tokenizer, reader, examples: list[Example]) -> None:
     """A prompt or demonstration over its limit is an error before training, not in its midst."""
     r, system_prompt = config.rollout, config.data.system_prompt
     if config.stage == "supervised":
         limits = (r.max_prompt_len, r.max_response_len)
-        batching.demonstration_batch(examples, tokenizer, system_prompt, *limits)
-    else:
-        batching.prompt_batch(examples, tokenizer, system_prompt, r.max_prompt_len)
+        batching.demonstration_batch(examples, tokenizer, system_prompt, *limits, reader)
+    for example in examples:
+        tokens = _prompt_length(config, tokenizer, reader, example)
+        batching.check_length(example, tokens, r.max_prompt_len)
+
+
+def _prompt_length(config: Config, tokenizer: Tokenizer, reader, example: Example) -> int:
+    return batching.length(example, tokenizer, config.data.system_prompt, reader)
 
 
 def _warn_of_golds(config: Config, *sets) -> None:
     """Says how many reference answers of a file cannot be compared by value, and which."""
-    if config.data.source == "arithmetic":  # whole numbers
+    if config.data.source in config_checks.GENERATED:  # whole numbers
         return
     for key, examples in zip(("path", "held_out_path"), sets, strict=True):
         if warning := golds.warning(example.gold for example in examples):

@@ -35,6 +35,7 @@ def train(config: Config, workdir: str) -> dict:
             config.data.system_prompt,
             config.rollout.max_prompt_len,
             config.rollout.max_response_len,
+            run.reader,
         )
         seen = run.look(state.params, prompts).seen
         return Work(batch, {}, [], position + size, seen=seen)

@@ -128,7 +128,7 @@ CONTRADICTIONS = [
     (dict(rollout__samples_per_prompt=1), "samples_per_prompt = 1 also leaves a group baseline"),
     (dict(train__minibatch_size=2, train__microbatch_size=2), "a minibatch holds whole groups"),
     (dict(train__microbatch_size=3), "microbatch_size 3 does not divide config.train.minibatch"),
-    (dict(stage="supervised", data__source="jsonl"), "only the arithmetic source has demonstra"),
+    (dict(stage="supervised", data__source="jsonl"), "only arithmetic and pictures have demonstra"),
     (dict(stage="supervised", train__microbatch_size=3), "does not divide config.supervised.batch"),
 ]
 

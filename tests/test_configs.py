@@ -11,7 +11,7 @@ from absl import flags
 from flax import nnx
 from ml_collections import config_flags
 
-from cpgd_jax import checkpoint, models, train
+from cpgd_jax import checkpoint, initial, models, train
 from cpgd_jax import config as config_lib
 from cpgd_jax.data import batching, sources, tokenizer
 
@@ -23,6 +23,9 @@ FILES = [
     "smollm2_gsm8k",
     "cpgd_qwen25_7b_gsm8k",
     "cpgd_qwen25_math_7b",
+    "cpgd_qwen25_vl_7b_mmk12",
+    "quickstart_vl_warmstart",
+    "quickstart_vl",
 ]
 PAGES = [name for name in FILES if name != "base"]  # base.py explains the fields, it is no run
 
@@ -33,6 +36,12 @@ def module(name):
 
 def load(name) -> config_lib.Config:
     return config_lib.from_config_dict(module(name).get_config())
+
+
+def load_random(values) -> config_lib.Config:
+    """Not from an earlier run."""
+    c = config_lib.from_config_dict(values)
+    return dataclasses.replace(c, model=dataclasses.replace(c.model, init_from=""))
 
 
 def test_no_file_is_left_out(repo):
@@ -50,9 +59,9 @@ def test_it_loads_and_its_algorithm_resolves(name):
 def test_its_model_can_be_built(name):
     values = module(name).get_config()
     if values.model.vocab_size is None:
-        values.model.vocab_size = tokenizer.load().vocab_size
+        values.model.vocab_size = initial.tokenizer(load_random(values)).vocab_size
     sizes = checkpoint.model_config(config_lib.from_config_dict(values).model)
-    shapes = nnx.state(nnx.eval_shape(lambda: models.Qwen2(sizes, nnx.Rngs(0))))
+    shapes = nnx.state(nnx.eval_shape(lambda: models.make(sizes, nnx.Rngs(0))))
     assert all(x.dtype == "float32" for x in jax.tree.leaves(shapes))
 
 
@@ -104,7 +113,7 @@ def test_its_prompts_fit(shared, name, folder):
 
 def test_the_pods_take_the_batch_of_the_paper():
     paper = load("base")
-    for name in ("cpgd_qwen25_7b_gsm8k", "cpgd_qwen25_math_7b"):
+    for name in ("cpgd_qwen25_7b_gsm8k", "cpgd_qwen25_math_7b", "cpgd_qwen25_vl_7b_mmk12"):
         c = load(name)
         assert (c.optim, c.train, c.loss, c.reward) == (
             paper.optim,

@@ -15,8 +15,8 @@ def pieces(fast, messages: list[dict[str, str]], images: int = 0) -> list[str | 
     fast: a `transformers` tokenizer; messages: {role, content}. It is one text, unless a content
     spells a control token such as "<|im_end|>": the text is cut inside it, so that it is read as
     plain characters and no question can end its own turn. So many images stand before the last
-    content, as in Qwen2.5-VL's template; each is a None among the texts. A system turn that the template adds
-    where none is given stays. UserError: the template fails, or leaves out a message.
+    content, as in Qwen2.5-VL's template; each is a None among the texts. A system turn that the
+    template adds where none is given stays. UserError: the template fails, or leaves out a message.
     """
     if fast.chat_template is None:
         raise UserError(

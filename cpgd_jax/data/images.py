@@ -4,6 +4,7 @@ Rules: an image is turned as its EXIF data says; of an animated one the first fr
 transparent lies on white; every mode becomes RGB. What cannot be used raises `rows.Broken`.
 """
 
+import base64
 import functools
 import io
 import os
@@ -13,11 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cpgd_jax.config import Data
 from cpgd_jax.data.rows import Broken
+from cpgd_jax.errors import UserError
+from cpgd_jax.sizes import Vision
 from cpgd_jax.types import ImagePatches
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # others may start programs or read other files
 MOST_ASPECT = 200  # longer over shorter side, as the processor has it
+THUMBNAIL = 192  # pixels a side at most
 
 
 class Settings(NamedTuple):
@@ -51,6 +56,37 @@ class Reader(NamedTuple):
     def tokens(self, reference: str) -> int:
         """Of a prompt, without decoding the image."""
         return tokens(size(self.fetch(reference), reference), self.settings)
+
+
+def reader(
+    data: Data, vision: Vision | None, image_id: int | None, fetch: Callable[[str], bytes]
+) -> Reader | None:
+    """Of the images of a run's data; None: it has none. image_id: the tokenizer's.
+
+    UserError: a model that sees none, or one that knows images by another id.
+    """
+    if not data.images and data.source != "pictures":
+        return None
+    if vision is None:
+        raise UserError(
+            "the data has images, and the model is a text model: give a Qwen2.5-VL by"
+            " config.model.size, init_from or vision, or set config.data.images = False"
+        )
+    if image_id != vision.image_id:
+        raise UserError(
+            f"<|image_pad|> has the id {image_id} in the tokenizer and {vision.image_id} in the"
+            " model (config.model.vision.image_id): give the tokenizer it was trained with"
+        )
+    sides = vision.patch_size, vision.temporal_patch_size, vision.merge_size
+    return Reader(fetch, Settings(data.min_pixels, data.max_pixels, *sides))
+
+
+def thumbnail(data: bytes, name: str = "image") -> str:
+    """A small copy for a page, as a data: address. Raises Broken."""
+    image, file = decode(data, name), io.BytesIO()
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    image.save(file, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def decode(data: bytes, name: str = "image"):

@@ -12,6 +12,7 @@ from cpgd_jax.config import Data
 from cpgd_jax.data import array_record, image_files, images, rows
 from cpgd_jax.data.arithmetic import ArithmeticSource
 from cpgd_jax.data.pictures import PictureSource
+from cpgd_jax.errors import UserError
 from cpgd_jax.types import Example
 
 PATHS = ("path", "held_out_path")  # keys of config.data
@@ -66,14 +67,13 @@ class FileSource:
     def longest(self) -> tuple[Example, ...]:
         return self.rows
 
-    def fitting(self, length: Callable[[Example], int], limit: int) -> tuple["FileSource", int]:
-        """(without the rows with images whose prompts are over the limit, how many they were)."""
-        kept, dropped = [], 0
+    def fitting(self, length: Callable[[Example], int], limit: int) -> "FileSource":
+        """Without the rows with images whose prompts are over the limit; it says how many."""
+        kept = []
         for key, examples in zip(PATHS, (self.rows, self.held_out_rows), strict=True):
             over = [e for e in examples if e.images and length(e) > limit]
             gone = {id(e) for e in over}
             kept.append(tuple(e for e in examples if id(e) not in gone))
-            dropped += len(over)
             if not kept[-1]:
                 raise UserError(
                     f"config.data.{key}: with its images every prompt is over"
@@ -84,7 +84,7 @@ class FileSource:
                     f"config.data.{key}: {len(over)} of {len(examples)} prompts dropped, with their"
                     f" images over config.rollout.max_prompt_len {limit}, such as {over[0].id!r}"
                 )
-        return replace(self, rows=kept[0], held_out_rows=kept[1]), dropped
+        return replace(self, rows=kept[0], held_out_rows=kept[1])
 
     @functools.cached_property
     def _stream(self):

@@ -17,7 +17,11 @@ CHARTS = (
     Chart(
         "Held-out accuracy",
         "% of problems",
-        (("eval/greedy_accuracy", "greedy"), ("eval/mean_accuracy", "mean of samples")),
+        (
+            ("eval/greedy_accuracy", "greedy"),
+            ("eval/mean_accuracy", "mean of samples"),
+            ("eval/blank_accuracy", "greedy, images blank"),
+        ),
         "Problems never trained on.",
         percent=True,
         whole=True,

@@ -252,9 +252,15 @@ class _Loop:
         if restored is None:
             return False
         self.state, saved = restored
-        self.here, self.work = saved["here"], work.decode(saved["work"])
-        self.guard.state, self.watch.state = saved["guard"], saved["watch"]
-        self.checkpoints.best = self.here["best"] and self.here["best"]["step"]
+        try:
+            self.here, self.work = saved["here"], work.decode(saved["work"])
+            self.guard.state, self.watch.state = saved["guard"], saved["watch"]
+            self.checkpoints.best = self.here["best"] and self.here["best"]["step"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{self.run.workdir / 'checkpoints'} was not written by this version ({error!r}):"
+                " go on with the version in its run.json, or start again in another --workdir"
+            ) from error
         changed = config_lib.difference(saved["versions"], versions())
         if changed:
             progress.warn(f"the last bits of numbers may differ from before: {'; '.join(changed)}")

@@ -1,5 +1,7 @@
 """A run goes on from any optimiser step, and goes back when learning has collapsed."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tiny
@@ -142,3 +144,10 @@ def test_the_best_checkpoint_is_kept(tmp_path, monkeypatch):
     changes = dict(num_rollouts=6, eval__every=1, checkpoint__every=2, checkpoint__keep=1)
     train.train(tiny.config(**changes), str(tmp_path))
     assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir()) == [2, 12]
+
+
+def test_a_checkpoint_of_another_version_is_one_line(tmp_path):
+    held = SimpleNamespace(restore=lambda *_: ("state", {"done": 3}))
+    begun = SimpleNamespace(checkpoints=held, run=SimpleNamespace(workdir=tmp_path))
+    with pytest.raises(UserError, match=r"not written by this version \(KeyError\('here'\)\)"):
+        loop._Loop._restore(begun)

@@ -111,7 +111,7 @@ def prefill(p: Parts, memory_bytes: float) -> Traced:
     arrays = _placed(arrays, sharding.batch_sharding(mesh))
     with jax.set_mesh(mesh):
         traced = programs.prefill.trace(
-            p.run.graphdef, p.state.params, *arrays, dials=_dials(p), law=_law(p)
+            p.run.graphdef, p.state.params, *arrays, sight=None, dials=_dials(p), law=_law(p)
         )
     pairs = C * r.max_prompt_len * (r.max_prompt_len + 1) // 2
     work = flops.Work(C * r.max_prompt_len, pairs, C)

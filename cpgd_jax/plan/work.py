@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.extend.core
 
 
 def flops(jaxpr, live: float = 1.0) -> float:
@@ -24,7 +25,7 @@ def _of(eqn, live: float) -> float:
         return inside * math.prod(params["grid_mapping"].grid) * live
     if name == "cond":
         return max(flops(branch.jaxpr, live) for branch in params["branches"])
-    inside = sum(flops(jaxpr, live) for jaxpr in jax.core.jaxprs_in_params(params))
+    inside = sum(flops(jaxpr, live) for jaxpr in jax.extend.core.jaxprs_in_params(params))
     if name == "scan":
         return inside * params["length"]
     if name == "shard_map":

@@ -32,8 +32,10 @@ _SYSTEM = flags.DEFINE_enum(
     "system_prompt", None, sorted(SYSTEM_PROMPTS), "default: the run's, else reasoning"
 )
 _BLIND = flags.DEFINE_bool("without_images", False, "ask the text alone")
+_MIN_PIXELS = flags.DEFINE_integer("min_pixels", 0, "of an image; 0 = as the model was published")
+_MAX_PIXELS = flags.DEFINE_integer("max_pixels", 0, "of an image; 0 = as the model was published")
 _SEED = flags.DEFINE_integer("seed", 0, "the same seed gives the same responses")
-_DTYPE = flags.DEFINE_string("dtype", "", "of decoding: float32, bfloat16; default: the model's")
+_DTYPE = flags.DEFINE_string("dtype", "", "of the model: float32, bfloat16; default: float32")
 _CHUNK = flags.DEFINE_integer("chunk", 64, "items sampled, and kept, together", lower_bound=1)
 _BASELINE = flags.DEFINE_string(
     "baseline", paper.BASELINE, "of Overall: a model of the paper, or a summary.json"
@@ -66,8 +68,10 @@ def main() -> None:
             for name, found in loaded.items()
         }
     else:
-        responses = answering.run(_MODEL.value, _CHECKPOINT.value, loaded, sampling(), folder)
+        answerer = answering.load(_MODEL.value, _CHECKPOINT.value, sampling())
+        responses = answering.run(answerer, loaded, folder)
     summary = results.score(folder, loaded, responses, judge, _WORKERS.value)
+    summary["answers_of"] = source
     summary |= results.overall(summary, baseline, _BASELINE.value)
     tables = results.publish(folder, source, summary, _PAPER.value)
     title, cells, notes = tables[0]
@@ -86,6 +90,8 @@ def sampling() -> answering.Sampling:
         max_prompt_tokens=_MAX_PROMPT.value,
         system_prompt=_SYSTEM.value or "",
         without_images=_BLIND.value,
+        min_pixels=_MIN_PIXELS.value,
+        max_pixels=_MAX_PIXELS.value,
         seed=_SEED.value,
         dtype=_DTYPE.value,
         chunk=_CHUNK.value,

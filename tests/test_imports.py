@@ -50,6 +50,7 @@ WIRING = {
     "supervised": "the loop of the supervised stage",
     "bench": "times the pieces",
     "answering": "a model answers the items of benchmarks",
+    "asking": "the items of benchmarks as its prompts",
     "sweep": "runs of one config with fields changed, and their table",
     "stability": "many tiny policies, trained by every algorithm",
     "convert": "models from one format to another",

@@ -42,6 +42,8 @@ class Judge:
     def __post_init__(self):
         if not self.url.startswith(("http://", "https://")):
             raise UserError(f"--judge_url={self.url}: give an http:// or https:// address")
+        if not self.model:
+            raise UserError("--judge_url needs --judge_model: the name of the model to ask")
 
     @property
     def name(self) -> str:

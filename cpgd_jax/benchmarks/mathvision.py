@@ -58,7 +58,7 @@ def answer_of(response: str) -> str:
 
 
 def clean(text: str) -> str:
-    """In lower case, without spaces, TeX dress, degree and per cent signs; what follows the last = or ≈."""
+    """In lower case, without spaces, TeX dress, degree and per cent signs; an equation's end."""
     text = re.split(r"=|\\approx", text.lower())[-1].replace("\\\\", "\\").replace("∞", r"\infty")
     text = _DROPPED.sub("", text).replace("tfrac", "frac").replace("dfrac", "frac")
     return _LETTER.sub(r"\1", text).strip(":").rstrip(".")

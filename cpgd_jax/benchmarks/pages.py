@@ -39,18 +39,16 @@ def _main(name: str, scores: Mapping, overall: float | None, with_paper: bool) -
 
 
 def _details(value: Mapping) -> tuple[Cells, list[str]]:
-    low, high = value["interval"]
     cells = [["", "score", "items"], ["all", f"{value['score']:.1f}", f"{value['n']:,}"]]
     for key, group in value["breakdown"].items():
         for label, part in group.items():
             cells.append([f"{key}: {label}", f"{part['score']:.1f}", f"{part['n']:,}"])
-    for key in value:
-        if key.startswith(("pass@", "maj@")):
-            cells.append([key, f"{value[key]:.1f}", ""])
+    for key, interval in value.get("intervals", {}).items():
+        cells.append([f"{key} ({_between(interval)})", f"{value[key]:.1f}", ""])
     for key, number in value.get("more", {}).items():
         cells.append([key, f"{number:.1f}", ""])
     counts = ", ".join(f"{n} {kind}" for kind, n in value["responses"].items() if kind != "count")
-    notes = [f"95% bootstrap interval {low:.1f} to {high:.1f}"]
+    notes = [f"95% bootstrap interval {_between(value['interval'])}, over items"]
     notes += [f"{value['responses']['count']} responses" + (f"; {counts}" if counts else "")]
     for kind, fault in value["integrity"].items():
         if isinstance(fault, dict):
@@ -58,6 +56,11 @@ def _details(value: Mapping) -> tuple[Cells, list[str]]:
         else:
             notes.append(f"{kind}: {fault}")
     return cells, notes
+
+
+def _between(interval) -> str:
+    low, high = interval
+    return f"{low:.1f} to {high:.1f}"
 
 
 def markdown(tables) -> str:

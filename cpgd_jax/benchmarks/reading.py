@@ -54,11 +54,11 @@ def load(benchmark: Benchmark, name: str, data: str | Path, limit: int | None = 
 
 
 def image_bytes(image: str | bytes, root: Path) -> bytes:
-    """The encoded image. data.rows.Broken: missing or outside `root`."""
+    """The encoded image, not decoded. data.rows.Broken: missing or outside `root`."""
     if isinstance(image, bytes):
         return image
     found = next((n for n in _places(image) if (root / n).is_file()), image)
-    return image_files.read(found, root)
+    return image_files.fetch(found, root)
 
 
 def _places(image: str) -> tuple[str, str]:
@@ -83,7 +83,7 @@ def _take(benchmark, place, row, items) -> Iterator[tuple[str, str]]:
         if not (item.prompt.strip() or item.images):
             raise ValueError("it has neither question nor image")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        yield "broken row", f"{place}: {type(error).__name__} {str(error)[:100]}"
+        yield "broken row", f"{place}: {_fault(error)}"
         return
     item = item if item.id else item._replace(id=str(place))
     for name in sorted(set(row) - set(benchmark.fields.split(","))):
@@ -94,9 +94,17 @@ def _take(benchmark, place, row, items) -> Iterator[tuple[str, str]]:
         items[item.id] = item
 
 
+def _fault(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"it has no field {error}"
+    return f"{type(error).__name__} {str(error)[:100]}"
+
+
 def _find(benchmark: Benchmark, name: str, data: Path) -> Path:
     if data.is_file():
         return data
+    if not data.is_dir():
+        raise UserError(f"--data={data}: no such file or folder")
     for folder in (data / name, data):
         for pattern in benchmark.files:
             if found := sorted(p for p in folder.glob(pattern) if p.is_file()):

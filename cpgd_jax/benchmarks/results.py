@@ -27,7 +27,8 @@ def baseline(name: str) -> dict[str, float]:
         found = jsonl.decode(Path(name).read_bytes()) or {}
     except OSError as error:
         raise UserError(f"--baseline={name} cannot be read: {error.strerror}") from error
-    scores = {k: v["score"] for k, v in found.items() if isinstance(v, dict) and "score" in v}
+    parts = {k: v.get("score") for k, v in found.items() if isinstance(v, dict)}
+    scores = {k: score for k, score in parts.items() if isinstance(score, int | float)}
     if not scores:
         raise UserError(f"--baseline={name} has no scores: give the summary.json of an evaluation")
     return scores

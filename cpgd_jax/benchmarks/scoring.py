@@ -11,7 +11,7 @@ from cpgd_jax.data import rows as rows_lib
 from cpgd_jax.errors import UserError
 from cpgd_jax.rewards import Verifier
 
-EMPTY = "empty response"
+EMPTY, NO_RESPONSE = "empty response", "no response"
 
 
 def score(
@@ -24,7 +24,7 @@ def score(
 ) -> Iterator[dict]:
     """One row a response, in the items' order; `responses`: {item id: rows with `response`}.
 
-    An item without one gets a row with `error` "no response". `judge` decides where the official
+    An item without one gets a row with `error` NO_RESPONSE. `judge` decides where the official
     rule asks a model. Nothing raises: a rule that fails is a wrong answer with its reason.
     """
     pairs = [(item, row) for item in items for row in responses.get(item.id) or [_none(item)]]
@@ -36,7 +36,7 @@ def score(
 
 
 def _none(item: Item) -> dict:
-    return {"id": item.id, "sample": 0, "response": "", "error": "no response"}
+    return {"id": item.id, "sample": 0, "response": "", "error": NO_RESPONSE}
 
 
 def _row(benchmark: Benchmark, item: Item, row: dict, verifier, judge) -> dict:
@@ -64,7 +64,7 @@ def _verdict(benchmark, item, row, verifier, judge) -> tuple[Verdict, bool]:
 
 def read_responses(path: str | Path, name: str, items: Iterable[Item]):
     """({item id: rows}, report) of a file of rows {id, response}, with an optional `sample` and, in
-    a file for several benchmarks, `benchmark`. UserError: no such file.
+    a file for several benchmarks, `benchmark`. UserError: no such file, or no row that can be used.
 
     Rows of other benchmarks are passed over; broken rows, unknown ids, and a sample that was there
     before are left out and counted. Items are also found by a whole-number id.
@@ -74,7 +74,7 @@ def read_responses(path: str | Path, name: str, items: Iterable[Item]):
     faults: list[str] = []
     for _, line in rows_lib.lines(str(path), "--responses"):
         row = jsonl.decode(line)
-        if row is None or not isinstance(row.get("response"), str) or "id" not in row:
+        if row is None or "id" not in row or not is_row({"sample": 0, **row, "id": ""}):
             faults.append("broken row")
             continue
         if row.get("benchmark", name) != name:
@@ -88,7 +88,14 @@ def read_responses(path: str | Path, name: str, items: Iterable[Item]):
         if sample in samples:
             faults.append("duplicated sample")
             continue
-        samples[sample] = {**row, "id": identity, "sample": sample}
+        samples[sample] = {"id": identity, "sample": sample, "response": row["response"]}
+        samples[sample] |= {"truncated": True} if row.get("truncated") is True else {}
+    if not found:
+        seen = ", ".join(f"{faults.count(kind)} {kind}" for kind in dict.fromkeys(faults))
+        raise UserError(
+            f"--responses={path} answers no item of {name} ({seen or 'no row is its'}): give rows"
+            ' {"id", "response"} with the ids of the benchmark\'s file'
+        )
     kept = {identity: list(samples.values()) for identity, samples in found.items()}
     return kept, {kind: faults.count(kind) for kind in dict.fromkeys(faults)}
 
@@ -96,9 +103,15 @@ def read_responses(path: str | Path, name: str, items: Iterable[Item]):
 def by_item(path: str | Path) -> dict[str, list[dict]]:
     """The rows of a file that sampling wrote: {item id: its rows in the order of samples}."""
     found: dict[str, list[dict]] = {}
-    for row in jsonl.read_lines(path):
+    for row in filter(is_row, jsonl.read_lines(path)):
         found.setdefault(row["id"], []).append(row)
     return {key: sorted(rows, key=lambda row: row["sample"]) for key, rows in found.items()}
+
+
+def is_row(row: dict) -> bool:
+    """Whether it is a response to a sample of an item."""
+    kinds = (("id", str), ("sample", int), ("response", str))
+    return all(isinstance(row.get(name), kind) for name, kind in kinds)
 
 
 def write(path: Path, rows: Iterable[dict]) -> list[dict]:

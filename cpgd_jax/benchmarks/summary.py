@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from cpgd_jax.benchmarks import samples
 from cpgd_jax.benchmarks.records import Benchmark, Item
-from cpgd_jax.benchmarks.scoring import EMPTY
+from cpgd_jax.benchmarks.scoring import EMPTY, NO_RESPONSE
 
 
 def summarise(benchmark: Benchmark, items: Sequence[Item], rows: Sequence[dict]) -> dict:
@@ -15,13 +15,12 @@ def summarise(benchmark: Benchmark, items: Sequence[Item], rows: Sequence[dict])
         by_item.setdefault(row["id"], []).append(row)
     groups = [by_item[item.id] for item in items]
     means = [sum(row["correct"] for row in group) / len(group) for group in groups]
-    low, high = samples.interval(means)
     return {
         "score": _percent(means),
         "n": len(items),
-        "interval": [100 * low, 100 * high],
+        "interval": _interval(means),
         "rule": benchmark.rule_name,
-        **_several(groups),
+        **_several(groups, means),
         "breakdown": _breakdown(items, means),
         **({"more": _more(benchmark, items, groups)} if benchmark.more else {}),
         "responses": _counts(rows),
@@ -32,20 +31,29 @@ def _percent(values: Sequence[float]) -> float:
     return 100 * sum(values) / len(values)
 
 
-def _several(groups) -> dict:
-    """pass@k and maj@k where every item has several responses, the same number."""
-    counts = {len(group) for group in groups}
+def _interval(values: Sequence[float]) -> list[float]:
+    return [100 * end for end in samples.interval(values)]
+
+
+def _several(groups, means) -> dict:
+    """Where every item that was answered has n > 1 responses, the same number: pass@k, maj@n and
+    mean@n, each with its interval in `intervals`. An item without a response fails at every k."""
+    counts = {len(group) for group in groups if group[0].get("error") != NO_RESPONSE} or {1}
     n = min(counts)
     if n == 1 or len(counts) > 1:
-        return {"samples": n} if len(counts) == 1 else {"samples": sorted(counts)}
+        return {"samples": n if len(counts) == 1 else sorted(counts)}
     right = [sum(row["correct"] for row in group) for group in groups]
-    votes = [
-        samples.majority([row["extracted"] for row in g], [row["correct"] for row in g])
+    values = {f"pass@{k}": [samples.pass_at(n, c, k) for c in right] for k in samples.ks(n)}
+    values[f"maj@{n}"] = [
+        float(samples.majority([row["extracted"] for row in g], [row["correct"] for row in g]))
         for g in groups
     ]
-    passes = {f"pass@{k}": _percent([samples.pass_at(n, c, k) for c in right])
-              for k in samples.ks(n)}  # fmt: skip
-    return {"samples": n, **passes, f"maj@{n}": _percent(votes)}
+    values[f"mean@{n}"] = means
+    return {
+        "samples": n,
+        **{name: _percent(each) for name, each in values.items()},
+        "intervals": {name: _interval(each) for name, each in values.items()},
+    }
 
 
 def _breakdown(items, means) -> dict:
@@ -61,9 +69,9 @@ def _breakdown(items, means) -> dict:
 
 def _more(benchmark, items, groups) -> dict:
     """The benchmark's own scores, their mean over the samples."""
-    n = min(map(len, groups))
+    n = min(len(g) for g in groups if len(g) > 1) if any(len(g) > 1 for g in groups) else 1
     each = [
-        benchmark.more([(i, g[s]["correct"]) for i, g in zip(items, groups, strict=True)])
+        benchmark.more([(i, g[s % len(g)]["correct"]) for i, g in zip(items, groups, strict=True)])
         for s in range(n)
     ]
     return {name: sum(one[name] for one in each) / n for name in each[0]}

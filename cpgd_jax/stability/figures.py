@@ -9,6 +9,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from cpgd_jax.stability import summary
 from cpgd_jax.stability.plan import Batch
 
 FAMILIES = (  # rows of a picture: few enough curves in each to be told apart
@@ -30,6 +31,7 @@ NAMES = {
     "dapo": "DAPO",
     "dr_grpo": "Dr.GRPO",
     "gpg": "GPG",
+    "weight std (paper)": "CPGD as in the paper",
 }
 INKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000")
 DASHES = ("-", (0, (6, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1)))
@@ -54,43 +56,52 @@ STYLE = {
 }
 
 
-def curves(found: Sequence[tuple[Batch, dict]], rate: float, panels, file: Path) -> None:
-    """A row of panels for each family; means over seeds, bands from the least to the largest."""
+def curves(found: Sequence[tuple[Batch, dict]], rates, panels, title: str, file: Path) -> None:
+    """A row of panels for each family, each row at `rates[label]`; means and bands over seeds."""
     by_name = {batch.label: (batch, values) for batch, values in found}
     families = [
-        (title, [n for n in names if n in by_name])
-        for title, names in FAMILIES
+        (family, [n for n in names if n in by_name])
+        for family, names in FAMILIES
         if any(n in by_name for n in names)
     ]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             len(families),
             len(panels),
-            figsize=(13.5, 3.1 * len(families)),
+            figsize=(13.5, 3.1 * len(families) + 0.4),
             sharex=True,
             sharey="col",
             squeeze=False,
             layout="constrained",
         )
-        for row, (title, names) in zip(axes, families, strict=True):
+        for row, (family, names) in zip(axes, families, strict=True):
             for index, name in enumerate(names):
+                label = f"{NAMES[name]}, rate {rates[name]:g}" if _mixed(rates) else NAMES[name]
                 for axis, panel in zip(row, panels, strict=True):
-                    _curve(axis, *by_name[name], rate, panel, NAMES[name], index)
-            row[-1].legend(title=title, loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
-        for axis, (_, label, _, log) in zip(axes[0], panels, strict=True):
-            axis.set_yscale("log" if log else "linear")
+                    _curve(axis, *by_name[name], rates[name], panel, label, index)
+            row[-1].legend(
+                title=family,
+                loc="upper left",
+                bbox_to_anchor=(1.02, 1),
+                frameon=False,
+                handlelength=3.6,
+                alignment="left",
+            )
+        for column, (_, label, _, log) in zip(axes.T, panels, strict=True):
+            for axis in column:
+                axis.set_yscale("log" if log else "linear")
+                axis.set_ylabel(label)
+                axis.margins(x=0.01)
             if not log:
-                axis.set_ylim(bottom=0)
-            for below in axes[:, list(axes[0]).index(axis)]:
-                below.set_ylabel(label)
+                column[0].set_ylim(bottom=0)
         for axis in axes[-1]:
             axis.set_xlabel("optimiser step")
-        batch = found[0][0]
-        figure.suptitle(
-            f"{batch.task}: learning rate {rate:g}, {len(batch.seeds)} seeds"
-            " (line: mean; band: least to largest)"
-        )
+        figure.suptitle(title)
         _save(figure, file)
+
+
+def _mixed(rates) -> bool:
+    return len(set(rates.values())) > 1
 
 
 def _curve(axis, batch, values, rate, panel, label, index) -> None:
@@ -101,8 +112,8 @@ def _curve(axis, batch, values, rate, panel, label, index) -> None:
     x_R = steps * (1 + np.arange(y_NR.shape[1]))
     mean_R = np.exp(np.log(y_NR).mean(axis=0)) if log else y_NR.mean(axis=0)
     ink, dash = INKS[index], DASHES[index]
-    axis.fill_between(x_R, y_NR.min(axis=0), y_NR.max(axis=0), color=ink, alpha=0.13, lw=0)
-    axis.plot(x_R, mean_R, color=ink, linestyle=dash, lw=1.9, label=label)
+    axis.fill_between(x_R, y_NR.min(axis=0), y_NR.max(axis=0), color=ink, alpha=0.1, lw=0)
+    axis.plot(x_R, mean_R, color=ink, linestyle=dash, lw=1.9, label=label, zorder=3)
 
 
 def _known(y_NR):
@@ -134,64 +145,86 @@ def stability_map(rows: Sequence[dict], title: str, file: Path) -> None:
         )
         image = axis.imshow(accuracy, cmap="cividis", vmin=0, vmax=100, aspect="auto")
         for y, x in np.ndindex(*accuracy.shape):
-            mark = f"{accuracy[y, x]:.0f}%" + (f"   ✕ {lost[y, x]:.0f}%" if lost[y, x] else "")
+            mark = f"{accuracy[y, x]:.0f}" + (f"   ✕{lost[y, x]:.0f}%" if lost[y, x] else "")
             ink = "black" if accuracy[y, x] > 50 else "white"
             axis.text(x, y, mark, ha="center", va="center", color=ink)
         axis.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
         axis.set_yticks(range(len(rows)), [NAMES.get(row["label"], row["label"]) for row in rows])
         axis.set_xlabel("learning rate")
-        axis.set_title(f"{title}: final accuracy; ✕ = share of seeds collapsed")
+        axis.set_title(f"{title}\nnumber: right answers at the end, %; ✕: share of seeds collapsed")
         figure.colorbar(image, label="right answers at the end, %")
         _save(figure, file)
 
 
-def comparison(rows: Sequence[dict], title: str, file: Path) -> None:
-    """Final accuracy of each row at the common rate: mean, 95% interval, and every seed."""
-    rows = [row for row in rows if row["common"]]
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(9, 1.5 + 0.36 * len(rows)), layout="constrained")
-        for y, row in enumerate(rows):
-            cell = row["common"]
-            low, high = cell["interval"]
-            seeds = 100 * np.array(cell["of_seeds"])
-            axis.plot(seeds, [y] * len(seeds), "o", mfc="none", color="#8a939c", ms=5)
-            axis.plot([100 * low, 100 * high], [y, y], color=INKS[0], lw=2.5)
-            axis.plot([100 * cell["accuracy"]], [y], "D", color=INKS[0], ms=6)
-        axis.set_yticks(range(len(rows)), [NAMES.get(r["label"], r["label"]) for r in rows])
-        axis.invert_yaxis()
-        axis.set_xlim(0, 100)
-        axis.set_xlabel(
-            "right answers at the end, % (diamond: mean, bar: 95% interval, ring: seed)"
+def comparison(rows: Sequence[dict], panels, title: str, file: Path) -> None:
+    """Final accuracy of each row: mean, 95% interval, every seed; panels: (cell, heading)."""
+    with plt.rc_context(STYLE | {"axes.grid.axis": "x"}):
+        figure, axes = plt.subplots(
+            1,
+            len(panels),
+            figsize=(3.4 + 4.8 * len(panels), 1.7 + 0.36 * len(rows)),
+            sharey=True,
+            squeeze=False,
+            layout="constrained",
         )
-        axis.set_title(title)
+        for axis, (which, heading) in zip(axes[0], panels, strict=True):
+            for y, row in enumerate(rows):
+                if row[which]:
+                    _seeds(axis, y, row[which])
+            axis.set_xlim(-2, 102)
+            axis.set_xlabel("right answers at the end, %")
+            axis.set_title(heading, fontsize=10)
+        axes[0, 0].set_yticks(range(len(rows)), [NAMES.get(r["label"], r["label"]) for r in rows])
+        axes[0, 0].invert_yaxis()
+        figure.suptitle(f"{title}\ndiamond: mean, bar: 95% interval of it, ring: a seed")
         _save(figure, file)
+
+
+def _seeds(axis, y: int, cell: dict) -> None:
+    low, high = (100 * min(max(bound, 0.0), 1.0) for bound in cell["interval"])
+    seeds = 100 * np.array(cell["accuracy_of"])
+    axis.plot([low, high], [y, y], color=INKS[0], lw=3, alpha=0.45, solid_capstyle="butt")
+    axis.plot(seeds, [y] * len(seeds), "o", mfc="none", color="#59636e", ms=6)
+    axis.plot([100 * cell["accuracy"]], [y], "D", color=INKS[0], ms=6)
 
 
 def draw(found: Sequence[tuple[Batch, dict]], made: Sequence[dict], rate: float, root: Path):
     """All pictures that the results allow, as (file, caption)."""
     drawn = []
-
-    def add(draw_one, name, caption, *args):
-        draw_one(*args, root / name)
-        drawn.append((root / name, caption))
-
     for task in dict.fromkeys(batch.task for batch, _ in found):
         main = [(b, c) for b, c in found if b.part == "main" and b.task == task]
-        of_task = [row for row in made if row["task"] == task]
-        if main:
-            panels = f"{task}: accuracy, clip fraction, response length (the paper's Figure 1)"
-            add(curves, f"figure1_{task}.png", panels, main, rate, CURVES)
-            add(curves, f"dynamics_{task}.png", f"{task}: ratios, gradients", main, rate, DYNAMICS)
-        for part, caption in (("main", "on-policy rollouts"), ("stale", "stale rollouts")):
-            rows = [row for row in of_task if row["part"] == part]
-            if rows:
-                title = f"{task}, {caption}"
-                add(stability_map, f"map_{part}_{task}.png", title, rows, title)
-        rows = [row for row in of_task if row["part"] == "ablation"]
-        if rows:
-            title = f"{task}: CPGD with one thing changed, learning rate {rate:g}"
-            add(comparison, f"ablations_{task}.png", title, rows, title)
+        rows = {part: summary.of_part(made, task, part) for part in ("main", "stale", "ablation")}
+        drawn += _main(main, rows["main"], task, rate, root) if main else []
+        for part, pressure in (("main", "each rollout fresh"), ("stale", "stale rollouts")):
+            if rows[part]:
+                file, title = root / f"map_{part}_{task}.png", f"{task}, {pressure}"
+                stability_map(rows[part], title, file)
+                drawn.append((file, f"{title}: learning rate and algorithm"))
+        if rows["ablation"]:
+            file = root / f"ablations_{task}.png"
+            title = f"{task}: CPGD with one thing changed"
+            comparison(rows["ablation"], [("common", f"learning rate {rate:g}")], title, file)
+            drawn.append((file, title))
     return drawn
+
+
+def _main(main, rows, task: str, rate: float, root: Path):
+    batch, drawn = main[0][0], []
+    over = f"{len(batch.seeds)} seeds; line: mean, band: least to largest"
+    common = {b.label: rate for b, _ in main}
+    best = {row["label"]: row["best_rate"] for row in rows}
+    for name, rates, panels, what in (
+        ("figure1", common, CURVES, f"every algorithm at the learning rate {rate:g}"),
+        ("figure1_best", best, CURVES, "every algorithm at its own best learning rate"),
+        ("dynamics", common, DYNAMICS, f"ratios and gradients at the learning rate {rate:g}"),
+    ):
+        file = root / f"{name}_{task}.png"
+        curves(main, rates, panels, f"{task}: {what} ({over})", file)
+        drawn.append((file, f"{task}: {what}"))
+    file = root / f"accuracy_{task}.png"
+    panels = [("best", "own best learning rate"), ("common", f"learning rate {rate:g}")]
+    comparison(rows, panels, f"{task}: accuracy at the end", file)
+    return [*drawn, (file, f"{task}: accuracy at the end, with every seed")]
 
 
 def _save(figure, file: Path) -> None:

@@ -27,6 +27,7 @@ ABLATIONS = (
 )
 STALE = ("cpgd", "pgd", "pg", "cpg", "grpo", "grpo_no_clip", "grpo_dual_clip", "rloo")
 STALE_LAG = 3  # rollouts
+STALE_RATES = 3  # the lowest ones: a policy that is behind is pressure enough
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,16 +37,15 @@ class Scale:
     name: str
     tasks: tuple[str, ...]
     rates: tuple[float, ...]
-    common_rate: float  # one of the rates, fixed before any trial was run
+    common_rate: float  # one of the rates, at which all are compared as well
     seeds: int
     pressure: Pressure
     ablations: bool
 
 
-FULL = Scale(
-    "full", ("sums", "chain"), (5e-4, 1e-3, 2e-3, 4e-3), 2e-3, 5, Pressure(rollouts=150), True
-)
-FAST = Scale("fast", ("sums",), (1e-3, 2e-3, 4e-3), 2e-3, 2, Pressure(rollouts=60), False)
+RATES = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
+FULL = Scale("full", ("chain", "sums"), RATES, 1e-3, 5, Pressure(rollouts=120), True)
+FAST = Scale("fast", ("sums",), RATES[2:], 2e-3, 2, Pressure(rollouts=60), False)
 SCALES = {scale.name: scale for scale in (FULL, FAST)}
 
 
@@ -82,14 +82,13 @@ def batches(scale: Scale) -> list[Batch]:
     ]
     if not scale.ablations:
         return found
-    stale = dataclasses.replace(scale.pressure, lag=STALE_LAG)
-    some = (scale.common_rate,)
-    found += [
-        Batch("stale", name, ALGORITHMS[name], stale, scale.tasks[0], rates[-3:], seeds)
-        for name in STALE
-    ]
     for label, name, cells, pressure in ABLATIONS:
         hard = dataclasses.replace(scale.pressure, **pressure)
-        row = resolve(name, **cells)
+        row, some = resolve(name, **cells), (scale.common_rate,)
         found += [Batch("ablation", label, row, hard, task, some, seeds) for task in scale.tasks]
+    stale = dataclasses.replace(scale.pressure, lag=STALE_LAG)
+    found += [
+        Batch("stale", name, ALGORITHMS[name], stale, scale.tasks[0], rates[:STALE_RATES], seeds)
+        for name in STALE
+    ]
     return found

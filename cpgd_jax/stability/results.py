@@ -28,16 +28,19 @@ def write(plan: Sequence[Batch], scale: Scale, root: Path) -> dict:
     value = {
         "scale": scale.name,
         "intro": _intro(scale, found),
-        "collapse": summary.COLLAPSE_MEANS,
+        "means": [summary.COLLAPSE_MEANS, summary.INTERVALS_MEAN, summary.VERDICTS_MEAN],
         "missing": len(plan) - len(found),
         "rows": made,
-        "phenomena": {task: summary.phenomena(made, task) for task in scale.tasks},
+        "phenomena": {
+            task: summary.phenomena(made, task, scale.common_rate) for task in scale.tasks
+        },
+        "cpgd_against": {task: summary.against(made, task) for task in scale.tasks},
         "versions": report.versions(),
     }
     try:
         workdir.write_json(root / "study.json", value)
         pictures = figures.draw(found, made, scale.common_rate, root)
-        tables = _tables(made, found)
+        tables = _tables(value, found)
         (root / "study.md").write_text(_markdown(value, tables), encoding="utf-8")
         (root / "study.html").write_text(_page(value, tables, pictures), encoding="utf-8")
     except OSError as error:
@@ -50,65 +53,92 @@ def _intro(scale: Scale, found) -> str:
     return (
         f"Tiny Qwen2 policies, {scale.seeds} seeds, {p.rollouts} rollouts of {p.prompts} prompts x"
         f" {p.group} responses, {p.minibatches} optimiser steps a rollout, constant learning rate,"
-        f" gradient norm clipped at {p.grad_clip:g}. Accuracy is that of the sampled responses."
-        " Own best: the best of the rates that were tried, chosen on the same seeds. Common: the"
-        f" rate {scale.common_rate:g}. Intervals: 95%, bootstrap over seeds. {len(found)} batches."
+        f" gradient norm clipped at {p.grad_clip:g}. Accuracy is that of the sampled responses, at"
+        " the end: of the last tenth of the rollouts. Own best: the rate of the highest such"
+        f" accuracy, chosen on the same seeds. Common: the rate {scale.common_rate:g}."
+        f" {len(found)} batches."
     )
 
 
-def _tables(made, found) -> dict[str, list[dict]]:
+def _tables(value: dict, found) -> dict[str, list[dict]]:
     lag = max(batch.pressure.lag for batch, _ in found)
     tables = {}
-    for row in made:
-        title = f"{row['task']}: {PARTS[row['part']].format(lag=lag)}"
-        tables.setdefault(title, []).append(_line(row))
-    return tables
+    for task, claims in value["phenomena"].items():
+        tables[f"{task}: what the paper's Figure 1 shows"] = [_claim(claim) for claim in claims]
+        tables[f"{task}: CPGD's accuracy minus that of others, in points"] = [
+            _against(row) for row in value["cpgd_against"][task]
+        ]
+        for part, title in PARTS.items():
+            rows = summary.of_part(value["rows"], task, part)
+            tables[f"{task}: {title.format(lag=lag)}"] = [_line(row) for row in rows]
+    return {title: rows for title, rows in tables.items() if rows}
+
+
+def _claim(claim: dict) -> dict:
+    values = zip(claim["rates"], claim["values"], claim["intervals"], strict=True)
+    measured = {f"{rate:g}": _share(value, bounds) for rate, value, bounds in values}
+    name = f"{figures.NAMES[claim['label']]} {claim['claim']}"
+    measure = "seeds collapsed"
+    if "length" in claim["claim"]:
+        measure = "length kept"
+    elif "clips" in claim["claim"]:
+        measure = "tokens clipped"
+    at = ", ".join(f"{rate:g}" for rate in claim["at"]) or "none"
+    return {"claim": name, "here": claim["verdict"], "holds at rates": at, "": measure} | measured
+
+
+def _against(row: dict) -> dict:
+    line = {"": figures.NAMES[row["label"]]}
+    for at, title in (("best", "own best rates"), ("common", "common rate")):
+        found = row[at]
+        line[title] = _points(found["difference"], found["interval"], "+") if found else ""
+        ours, theirs = found["collapsed"] if found else (0, 0)
+        line[f"{title}: seeds collapsed, CPGD and it"] = f"{ours:.0%}, {theirs:.0%}"
+    return line
 
 
 def _line(row: dict) -> dict:
     best, common = row["best"], row["common"]
-    return {
-        "": figures.NAMES.get(row["label"], row["label"]),
-        "own best rate": f"{row['best_rate']:g}",
-        "accuracy there": _accuracy(best),
-        "collapsed": f"{best['collapsed']:.0%}",
-        "accuracy at the common rate": _accuracy(common),
-        "collapsed ": f"{common['collapsed']:.0%}" if common else "",
-        "clipped": f"{common['clipped']:.2%}" if common else "",
-        "largest ratio": f"{common['ratio_max']:.3g}" if common else "",
-        "length first → last": f"{common['length_first']:.1f} → {common['length']:.1f}"
-        if common
-        else "",
+    line = {"": figures.NAMES.get(row["label"], row["label"])}
+    if len(row["rates"]) > 1:
+        line |= {
+            "own best rate": f"{row['best_rate']:g}",
+            "accuracy there, %": _points(best["accuracy"], best["interval"]),
+            "collapsed": _share(best["collapsed"], best["collapsed_interval"]),
+        }
+    if not common:
+        return line
+    return line | {
+        "accuracy at the common rate, %": _points(common["accuracy"], common["interval"]),
+        "collapsed ": _share(common["collapsed"], common["collapsed_interval"]),
+        "clipped": f"{common['clipped']:.2%}",
+        "largest ratio": f"{common['ratio_max']:.3g}",
+        "tokens, first → last": f"{common['length_first']:.1f} → {common['length']:.1f}",
     }
 
 
-def _accuracy(cell) -> str:
-    if not cell:
-        return ""
-    low, high = cell["interval"]
-    return f"{100 * cell['accuracy']:.1f}% [{100 * low:.1f}, {100 * high:.1f}]"
+def _points(value, bounds, sign: str = "") -> str:
+    low, high = (100 * bound for bound in bounds)
+    return f"{100 * value:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+
+
+def _share(value, bounds) -> str:
+    """Digits enough for shares near 1%."""
+    digits = 0 if value == 0 or bounds[1] > 0.1 else 1
+    low, high = (100 * bound for bound in bounds)
+    return f"{100 * value:.{digits}f}% [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def _markdown(value, tables) -> str:
-    parts = [value["intro"], value["collapse"]]
-    for task, claims in value["phenomena"].items():
-        rows = [
-            {
-                "claim": c["claim"],
-                "here": c["verdict"],
-                "measured": f"{c['measure']} {', '.join(map(str, c['values']))}",
-                "holds at rates": ", ".join(map(str, c["at"])) or "none",
-            }
-            for c in claims
-        ]
-        parts += [f"**{task}**", _table(rows)] if rows else []
+    parts = [value["intro"], *value["means"]]
     for title, rows in tables.items():
         parts += [f"**{title}**", _table(rows)]
     return "\n\n".join(parts) + "\n"
 
 
 def _table(rows) -> str:
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([str(v) for v in r.values()] for r in rows)]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [names, ["---"] * len(names), *([row.get(n, "") for n in names] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -121,8 +151,8 @@ def _page(value, tables, pictures) -> str:
     shown = [(base64.b64encode(f.read_bytes()).decode(), caption) for f, caption in pictures]
     return environment.get_template("page.html").render(
         intro=value["intro"],
-        collapse_means=value["collapse"],
-        phenomena=value["phenomena"],
+        means=value["means"],
+        missing=value["missing"],
         tables=tables,
         pictures=shown,
         versions=value["versions"],

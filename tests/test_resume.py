@@ -148,6 +148,7 @@ def test_the_best_checkpoint_is_kept(tmp_path, monkeypatch):
 
 def test_a_checkpoint_of_another_version_is_one_line(tmp_path):
     held = SimpleNamespace(restore=lambda *_: ("state", {"done": 3}))
-    begun = SimpleNamespace(checkpoints=held, run=SimpleNamespace(workdir=tmp_path))
+    run = SimpleNamespace(workdir=tmp_path)
+    begun = SimpleNamespace(checkpoints=held, state=None, run=run)
     with pytest.raises(UserError, match=r"not written by this version \(KeyError\('here'\)\)"):
         loop._Loop._restore(begun)

@@ -9,11 +9,12 @@ from cpgd_jax import groups
 from cpgd_jax.metrics import table
 from cpgd_jax.run import Run
 
+SHOWN = 16  # responses written to rollouts.jsonl
 _EVAL_STEP = 2**31 - 1  # random numbers of their own, the same at every evaluation of a run
 
 
 def held_out(run: Run, params, verifier):
-    """(metrics, rows): eval/* numbers, and one row a greedy response for rollouts.jsonl.
+    """(metrics, rows): eval/* numbers, and the first greedy responses for rollouts.jsonl.
 
     eval/blank_accuracy, by config.eval.blank_images: greedy with white images.
 
@@ -63,7 +64,7 @@ def show(title: str, metrics: dict) -> None:
 
 
 def _answer(run: Run, params, verifier, group, temperature):
-    """({accuracy, format, length}, each [B] float64, and a row for rollouts.jsonl a response)."""
+    """({accuracy, format, length}, each [B] float64, and rows for rollouts.jsonl)."""
     examples, key = run.held_out, (run.config.seed, _EVAL_STEP)
     _, rollout, texts = groups.respond(
         run, params, examples, group=group, key=key, temperature=temperature
@@ -77,6 +78,7 @@ def _answer(run: Run, params, verifier, group, temperature):
     rows = [
         {
             "prompt": examples[b // group].prompt,
+            **run.thumbnails(examples[b // group]),
             "response": text,
             "gold": examples[b // group].gold,
             "accuracy": score.accuracy,
@@ -84,6 +86,6 @@ def _answer(run: Run, params, verifier, group, temperature):
             "reward": score.total,
             "truncated": bool(rollout.truncated_B[b]),
         }
-        for b, (text, score) in enumerate(zip(texts, scores, strict=True))
+        for b, (text, score) in enumerate(zip(texts[:SHOWN], scores, strict=False))
     ]
     return totals, rows

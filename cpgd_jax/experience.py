@@ -63,7 +63,7 @@ def collect(run: Run, row: Algorithm, params, reference, verifier, index: int, p
         "time/reward_wait_s": wait_s,
         "rollout/tokens_per_s": sampled_tokens / sample_s,
     }
-    work = Work(batch, metrics, _samples(config, scored, advantage_BT), position)
+    work = Work(batch, metrics, _samples(run, scored, advantage_BT), position)
     if not any(seen):
         return work
     return work._replace(examples=scored.prompts.examples, seen=seen)
@@ -167,16 +167,18 @@ def _extra_rewards(scores) -> dict:
     }
 
 
-def _samples(config: Config, scored: groups.Scored, advantage_BT) -> list[dict]:
+def _samples(run: Run, scored: groups.Scored, advantage_BT) -> list[dict]:
     """The first responses of the rollout, spread over its prompts."""
-    count = min(config.log.rollouts, len(scored.texts))
+    count = min(run.config.log.rollouts, len(scored.texts))
     reward_B = scored.reward_QG.reshape(-1)
     picks = np.linspace(0, len(scored.texts), count, endpoint=False, dtype=int)
+    asked_B = np.repeat(np.arange(len(scored.reward_QG)), scored.reward_QG.shape[1])
     return [
         {
-            "prompt": scored.prompts.examples[b // scored.reward_QG.shape[1]].prompt,
+            "prompt": scored.prompts.examples[asked_B[b]].prompt,
+            **run.thumbnails(scored.prompts.examples[asked_B[b]]),
             "response": scored.texts[b],
-            "gold": scored.prompts.examples[b // scored.reward_QG.shape[1]].gold,
+            "gold": scored.prompts.examples[asked_B[b]].gold,
             "accuracy": scored.scores[b].accuracy,
             "format": scored.scores[b].format,
             "reward": float(reward_B[b]),

@@ -25,7 +25,6 @@ from cpgd_jax.types import TrainBatch, TrainState
 from cpgd_jax.watch import Finding, Watch
 from cpgd_jax.work import Work
 
-SHOWN_ROLLOUTS = 16  # held-out responses written before and after
 BEST = "eval/mean_accuracy"  # by which the best checkpoint is kept
 
 
@@ -186,8 +185,7 @@ class _Loop:
         with self.stop.busy():
             self.writer.write(row)
             if kind != "during":
-                shown = rows[:SHOWN_ROLLOUTS]
-                shown = [{self.stage.unit: index, "kind": kind, **r} for r in shown]
+                shown = [{self.stage.unit: index, "kind": kind, **r} for r in rows]
                 self.writer.write_rollouts(shown)
             if kind == "before":
                 self.here = self.here | {"before": found}

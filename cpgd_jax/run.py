@@ -83,6 +83,11 @@ class Run:
         )
         return prompts._replace(seen=seen)
 
+    def thumbnails(self, example: Example) -> dict:
+        """{"images": small copies of the example's, as data: addresses}; {} where it has none."""
+        shown = [images.thumbnail(self.reader.fetch(name), name) for name in example.images]
+        return {"images": shown} if shown else {}
+
     def pack(self, batch: TrainBatch, seen=()) -> Microbatches:
         """A batch of host arrays in packed microbatches on the devices. seen: of each group."""
         size, ways = self.config.train.microbatch_size, sharding.row_ways(self.mesh)
@@ -119,8 +124,7 @@ def check(config: Config, folder: str | Path) -> Checked:
     config = initial.with_sizes(config, tokenizer)
     distributed.by_first(workdir_lib.check, folder, config)
     source = sources.load(config.data, config.seed)
-    vision = config.model.vision
-    reader = images.reader(config.data, vision, tokenizer.image_id, source.fetch)
+    reader = _reader(config, tokenizer, source)
     if config.eval.blank_images and reader is None:
         raise UserError("config.eval.blank_images is True, and the data has no images: drop it")
     if reader and isinstance(source, sources.FileSource):
@@ -138,6 +142,15 @@ def check(config: Config, folder: str | Path) -> Checked:
 def _claim(folder: str | Path, config: Config, tokenizer: Tokenizer) -> None:
     folder = workdir_lib.claim(folder, config)
     tokenizer.save_pretrained(folder / "tokenizer")
+
+
+def _reader(config: Config, tokenizer: Tokenizer, source) -> images.Reader | None:
+    """Of the images of the source's rows."""
+    data, vision = config.data, config.model.vision
+    if not data.images and data.source != "pictures":
+        return None
+    images.check_model(vision, tokenizer.image_id)
+    return images.Reader(source.fetch, images.settings(vision, data.min_pixels, data.max_pixels))
 
 
 def _check_lengths(config: Config, tokenizer: Tokenizer, reader, examples: list[Example]) -> None:

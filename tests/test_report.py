@@ -204,6 +204,30 @@ def test_pairs_are_the_same_problem_first_before_and_last_after():
     assert [r["rollout"] for r in recent] == list(range(29, 29 - samples.MAX_RECENT, -1))
 
 
+PIXELS = "data:image/jpeg;base64,/9j/4AAQSkZJRg=="
+
+
+def test_images_of_prompts_are_shown_and_tell_problems_apart(tmp_path):
+    with_image = {"images": [PIXELS], "prompt": "How many?"}
+    rows = [row("before", 0, **with_image), row("after", 1, **with_image)]
+    rows += [row("after", 0, **with_image | {"images": [PIXELS.replace("9j", "8j")]})]
+    hostile = [
+        "https://example.org/a.png",
+        'data:image/jpeg;base64,A" onload="x',
+        "javascript:1",
+        3,
+    ]
+    hostile += ["data:image/svg+xml;base64,AAAA", "data:text/html;base64,AAAA"]
+    rows += [row("train", 0, rollout=0, images=hostile), row("train", 0, rollout=1, images="x")]
+    pairs, recent = samples.select(rows)
+    assert [pair["after"]["mark"] for pair in pairs] == ["✓", "✗"]
+    assert [r["images"] for r in recent] == [[], []]
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "rollout": 0}\n')
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    page = write_report(tmp_path).read_text()
+    assert page.count("<img ") == 2 and f'<img src="{PIXELS}"' in page and "onload" not in page
+
+
 def test_clipping_keeps_the_answer():
     text = "start" + "x" * 10_000 + r"\boxed{7}"
     got = samples.clip(text)

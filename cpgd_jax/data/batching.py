@@ -5,7 +5,7 @@ import numpy as np
 from cpgd_jax.data import images
 from cpgd_jax.data.tokenizer import Tokenizer
 from cpgd_jax.errors import UserError
-from cpgd_jax.types import Example, PromptBatch, TrainBatch
+from cpgd_jax.types import Example, ImagePatches, PromptBatch, TrainBatch
 
 
 def prompt_batch(
@@ -19,16 +19,23 @@ def prompt_batch(
 
     reader: of the examples' images; None = they have none.
     """
-    shown = tuple(tuple(reader(name) for name in example.images) for example in examples)
+    encoded = [prompt(example, tokenizer, system_prompt, reader) for example in examples]
     token_QS = np.full((len(examples), max_prompt_len), tokenizer.pad_id, np.int32)
     mask_QS = np.zeros(token_QS.shape, bool)
-    for q, example in enumerate(examples):
-        counts = tuple(len(image.patch_XC) // reader.settings.merge_size**2 for image in shown[q])
-        ids = tokenizer.encode_prompt(example.prompt, system_prompt, counts)
-        check_length(example, len(ids), max_prompt_len)
+    for q, (ids, _) in enumerate(encoded):
+        check_length(examples[q], len(ids), max_prompt_len)
         token_QS[q, max_prompt_len - len(ids) :] = ids
         mask_QS[q, max_prompt_len - len(ids) :] = True
-    return PromptBatch(tuple(examples), token_QS, mask_QS, shown)
+    return PromptBatch(tuple(examples), token_QS, mask_QS, tuple(shown for _, shown in encoded))
+
+
+def prompt(
+    example: Example, tokenizer: Tokenizer, system_prompt: str, reader: images.Reader | None
+) -> tuple[list[int], tuple[ImagePatches, ...]]:
+    """(ids, its images). Raises rows.Broken for an image that cannot be used."""
+    shown = tuple(reader(name) for name in example.images)
+    counts = tuple(len(image.patch_XC) // reader.settings.merge_size**2 for image in shown)
+    return tokenizer.encode_prompt(example.prompt, system_prompt, counts), shown
 
 
 def length(

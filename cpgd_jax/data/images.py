@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cpgd_jax.config import Data
 from cpgd_jax.data.rows import Broken
 from cpgd_jax.errors import UserError
 from cpgd_jax.sizes import Vision
@@ -22,14 +21,15 @@ from cpgd_jax.types import ImagePatches
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # others may start programs or read other files
 MOST_ASPECT = 200  # longer over shorter side, as the processor has it
+MIN_PIXELS, MAX_PIXELS = 56 * 56, 28 * 28 * 16_384
 THUMBNAIL = 192  # pixels a side at most
 
 
 class Settings(NamedTuple):
     """How images are cut; the defaults are those published with Qwen2.5-VL."""
 
-    min_pixels: int = 56 * 56
-    max_pixels: int = 28 * 28 * 16384
+    min_pixels: int = MIN_PIXELS
+    max_pixels: int = MAX_PIXELS
     patch_size: int = 14
     temporal_patch_size: int = 2
     merge_size: int = 2
@@ -58,27 +58,24 @@ class Reader(NamedTuple):
         return tokens(size(self.fetch(reference), reference), self.settings)
 
 
-def reader(
-    data: Data, vision: Vision | None, image_id: int | None, fetch: Callable[[str], bytes]
-) -> Reader | None:
-    """Of the images of a run's data; None: it has none. image_id: the tokenizer's.
+def settings(vision: Vision, min_pixels: int = MIN_PIXELS, max_pixels: int = MAX_PIXELS):
+    """As a model takes images."""
+    sides = vision.patch_size, vision.temporal_patch_size, vision.merge_size
+    return Settings(min_pixels, max_pixels, *sides)
 
-    UserError: a model that sees none, or one that knows images by another id.
-    """
-    if not data.images and data.source != "pictures":
-        return None
+
+def check_model(vision: Vision | None, image_id: int | None) -> None:
+    """UserError: a model that sees no images, or knows them by another id than the tokenizer."""
     if vision is None:
         raise UserError(
-            "the data has images, and the model is a text model: give a Qwen2.5-VL by"
-            " config.model.size, init_from or vision, or set config.data.images = False"
+            "there are images, and the model is a text model: give a Qwen2.5-VL (a run:"
+            " config.model.size, init_from or vision)"
         )
     if image_id != vision.image_id:
         raise UserError(
             f"<|image_pad|> has the id {image_id} in the tokenizer and {vision.image_id} in the"
-            " model (config.model.vision.image_id): give the tokenizer it was trained with"
+            " model (image_id of its vision): give the tokenizer it was trained with"
         )
-    sides = vision.patch_size, vision.temporal_patch_size, vision.merge_size
-    return Reader(fetch, Settings(data.min_pixels, data.max_pixels, *sides))
 
 
 def thumbnail(data: bytes, name: str = "image") -> str:

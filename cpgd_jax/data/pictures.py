@@ -114,6 +114,7 @@ def _shape(pen, kind: str, box, colour) -> None:
     elif kind == "s":
         pen.rectangle(box, fill=colour)
     elif kind == "x":
+        left, top, right, bottom = left + 1, top + 1, right - 1, bottom - 1  # a line has width
         pen.line((left, top, right, bottom), fill=colour, width=2)
         pen.line((left, bottom, right, top), fill=colour, width=2)
 

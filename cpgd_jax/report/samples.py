@@ -1,9 +1,12 @@
 """Sample responses for the report: matched, clipped and made safe to look at."""
 
+import re
 from collections import deque
 
 MAX_PAIRS, MAX_RECENT = 12, 12  # problems before and after; last training responses
 PARTS = ("accuracy", "format", "reward", "advantage")
+MAX_IMAGES = 8  # shown of one prompt
+_IMAGE = re.compile(r"data:image/jpeg;base64,[A-Za-z0-9+/]+={0,2}")
 MAX_TEXT = 4000  # characters shown of one prompt or response
 
 
@@ -18,7 +21,8 @@ def select(rows) -> tuple[list[dict], list[dict]]:
         if kind == "train":
             trained.append(row)
         elif kind in ("before", "after"):
-            problem = problems.setdefault(str(row.get("prompt")), {"before": None, "after": None})
+            asked = str(row.get("prompt")), *_images(row)
+            problem = problems.setdefault(asked, {"before": None, "after": None})
             if kind == "after" or problem[kind] is None:
                 problem[kind] = row
     whole = sorted(problems.values(), key=lambda p: None in p.values())  # stable
@@ -28,7 +32,7 @@ def select(rows) -> tuple[list[dict], list[dict]]:
 def _pair(problem: dict) -> dict:
     shown = {kind: row and sample(row) for kind, row in problem.items()}
     either = shown["after"] or shown["before"]
-    return {**shown, "prompt": either["prompt"], "gold": either["gold"]}
+    return {**shown, **{name: either[name] for name in ("prompt", "images", "gold")}}
 
 
 def sample(row: dict) -> dict:
@@ -38,6 +42,7 @@ def sample(row: dict) -> dict:
     return {
         "rollout": row.get("rollout"),
         "prompt": clip(visible(row.get("prompt", ""))),
+        "images": _images(row),
         "response": clip(visible(row.get("response", ""))),
         "gold": clip(visible(row.get("gold", ""))),
         "mark": mark,
@@ -46,6 +51,13 @@ def sample(row: dict) -> dict:
         "numbers": [(k, f"{value:.3g}") for k, value in numbers],
         "truncated": bool(row.get("truncated")),
     }
+
+
+def _images(row: dict) -> list[str]:
+    """Those that hold their own pixels: no page of ours loads anything."""
+    found = row.get("images")
+    found = found if isinstance(found, list) else []
+    return [one for one in found[:MAX_IMAGES] if isinstance(one, str) and _IMAGE.fullmatch(one)]
 
 
 def judge(accuracy) -> tuple[str, str]:

@@ -152,8 +152,8 @@ def test_the_full_study_is_what_it_says():
     assert {b.row.name for b in main} == set(ALGORITHMS)
     assert len({b.name for b in found}) == len(found)
     assert all(b.pressure.minibatches >= 8 and b.pressure.lag == 0 for b in main)
-    for scale in plan.SCALES.values():
-        assert scale.common_rate in scale.rates
+    for batch in found:  # every part is comparable at the common rate
+        assert plan.FULL.common_rate(batch.task) in batch.rates
 
 
 def test_files_name_what_they_hold():
@@ -232,7 +232,7 @@ def study():
     pairs = [(small_batch("cpgd"), made_up(np.full(20, 0.7)))]
     pairs += [(small_batch(name), made_up(LOST)) for name in ("grpo", "pg")]
     pairs += [(small_batch("cpgd", "ablation", "α 1"), made_up(LOST))]
-    return pairs, dataclasses.replace(plan.FAST, common_rate=1e-2)
+    return pairs, dataclasses.replace(plan.FAST, rates={"sums": (1e-2, 1e-1)})
 
 
 def test_rows_and_phenomena():
@@ -241,7 +241,7 @@ def test_rows_and_phenomena():
     grpo = made[1]
     assert grpo["best_rate"] == 1e-3 and grpo["common"]["collapsed"] == 1.0
     np.testing.assert_allclose(grpo["common"]["accuracy"], 0.05)
-    told = {(c["label"], c["claim"]): c for c in summary.phenomena(made, "sums", 1e-2)}
+    told = {(c["label"], c["claim"]): c for c in summary.phenomena(made, "sums")}
     verdicts = {key: claim["verdict"] for key, claim in told.items()}
     assert verdicts["grpo", "collapses"] == verdicts["cpgd", "stays stable"] == "reproduced"
     assert verdicts["pg", "stays stable"] == "partly"  # at the rate that is not the common one
@@ -274,6 +274,7 @@ def test_ablations_begin_with_the_components_at_the_common_rate():
 def test_results_are_written_and_stand_alone(tmp_path, monkeypatch):
     pairs, scale = study()
     monkeypatch.setattr(runner, "read", lambda *_: pairs)
+    monkeypatch.setattr(runner, "cpu_minutes", lambda *_: 1.0)
     value = results.write([b for b, _ in pairs], scale, tmp_path)
     assert json.loads((tmp_path / "study.json").read_text()) == json.loads(json.dumps(value))
     page = (tmp_path / "study.html").read_text()
@@ -293,4 +294,6 @@ def test_nothing_run_yet_is_said(tmp_path):
 def test_every_algorithm_has_a_name_and_a_curve():
     drawn = {name for _, names in figures.FAMILIES for name in names}
     assert drawn == set(ALGORITHMS) <= set(figures.NAMES)
-    assert max(len(names) for _, names in figures.FAMILIES) <= len(figures.INKS)
+    assert (
+        max(len(names) for _, names in figures.FAMILIES) <= len(figures.INKS) + 1
+    )  # CPGD's is black

@@ -12,10 +12,11 @@ import numpy as np
 from cpgd_jax.stability import summary
 from cpgd_jax.stability.plan import Batch
 
-FAMILIES = (  # rows of a picture: few enough curves in each to be told apart
-    ("ratio, PPO clip", ("grpo", "rloo", "reinforce_pp", "dapo", "dr_grpo")),
-    ("GRPO and its mends", ("grpo", "grpo_no_clip", "grpo_dual_clip", "grpo_drift")),
-    ("log-ratio", ("pg", "pgd", "cpg", "cpgd", "gpg")),
+FAMILIES = (  # rows of a picture: few enough curves in each to be told apart, CPGD in all
+    ("PPO clip", ("grpo", "rloo", "reinforce_pp", "cpgd")),
+    ("GRPO and its mends", ("grpo", "grpo_no_clip", "grpo_dual_clip", "grpo_drift", "cpgd")),
+    ("log-ratio: the parts of CPGD", ("pg", "pgd", "cpg", "cpgd")),
+    ("not in the paper", ("dapo", "dr_grpo", "gpg", "cpgd")),
 )
 NAMES = {
     "pg": "PG",
@@ -33,8 +34,9 @@ NAMES = {
     "gpg": "GPG",
     "weight std (paper)": "CPGD as in the paper",
 }
-INKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000")
-DASHES = ("-", (0, (6, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1)))
+INKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+DASHES = ((0, (6, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (3, 1)))
+BLACK = ("#000000", "-")  # CPGD's
 CURVES = (  # (name of the curve, label with unit, factor, logarithmic)
     ("accuracy", "right answers, %", 100, False),
     ("clipped", "clipped tokens, %", 100, False),
@@ -42,7 +44,7 @@ CURVES = (  # (name of the curve, label with unit, factor, logarithmic)
 )
 DYNAMICS = (
     ("ratio_max", "largest ratio π/π_old of a rollout", 1, True),
-    ("grad_norm_max", "largest gradient norm of a rollout", 1, True),
+    ("grad_norm_max", "largest gradient norm of a rollout\n(drawn from 0.01 up)", 1, True),
     ("entropy", "entropy, nats a token", 1, False),
 )
 STYLE = {
@@ -68,7 +70,7 @@ def curves(found: Sequence[tuple[Batch, dict]], rates, panels, title: str, file:
         figure, axes = plt.subplots(
             len(families),
             len(panels),
-            figsize=(13.5, 3.1 * len(families) + 0.4),
+            figsize=(14.5, 2.8 * len(families) + 0.4),
             sharex=True,
             sharey="col",
             squeeze=False,
@@ -90,7 +92,7 @@ def curves(found: Sequence[tuple[Batch, dict]], rates, panels, title: str, file:
         for column, (_, label, _, log) in zip(axes.T, panels, strict=True):
             for axis in column:
                 axis.set_yscale("log" if log else "linear")
-                axis.set_ylabel(label)
+                axis.set_ylabel(label, labelpad=8)
                 axis.margins(x=0.01)
             if not log:
                 column[0].set_ylim(bottom=0)
@@ -107,11 +109,11 @@ def _mixed(rates) -> bool:
 def _curve(axis, batch, values, rate, panel, label, index) -> None:
     name, _, factor, log = panel
     y_NR = np.array(values[name][batch.rates.index(rate)], float) * factor
-    y_NR = np.maximum(_known(y_NR), 1e-9) if log else _smooth(y_NR)
+    y_NR = np.maximum(_known(y_NR), 1e-2) if log else _smooth(y_NR)
     steps = batch.pressure.minibatches * batch.pressure.epochs
     x_R = steps * (1 + np.arange(y_NR.shape[1]))
     mean_R = np.exp(np.log(y_NR).mean(axis=0)) if log else y_NR.mean(axis=0)
-    ink, dash = INKS[index], DASHES[index]
+    ink, dash = BLACK if batch.row.name == "cpgd" else (INKS[index], DASHES[index])
     axis.fill_between(x_R, y_NR.min(axis=0), y_NR.max(axis=0), color=ink, alpha=0.1, lw=0)
     axis.plot(x_R, mean_R, color=ink, linestyle=dash, lw=1.9, label=label, zorder=3)
 
@@ -125,9 +127,14 @@ def _known(y_NR):
     return filled
 
 
+def smoothing(rollouts: int) -> int:
+    """Rollouts whose mean a point of a linear panel is; a rollout has few prompts."""
+    return max(1, rollouts // 20)
+
+
 def _smooth(y_NR):
     """Mean of the last few rollouts, as far as there are any."""
-    y_NR, width = np.nan_to_num(y_NR), max(1, y_NR.shape[1] // 30)
+    y_NR, width = np.nan_to_num(y_NR), smoothing(y_NR.shape[1])
     total = np.cumsum(np.pad(y_NR, ((0, 0), (1, 0))), axis=1)
     stop = np.arange(1, y_NR.shape[1] + 1)
     start = np.maximum(stop - width, 0)
@@ -188,13 +195,13 @@ def _seeds(axis, y: int, cell: dict) -> None:
     axis.plot([100 * cell["accuracy"]], [y], "D", color=INKS[0], ms=6)
 
 
-def draw(found: Sequence[tuple[Batch, dict]], made: Sequence[dict], rate: float, root: Path):
+def draw(found: Sequence[tuple[Batch, dict]], made: Sequence[dict], root: Path):
     """All pictures that the results allow, as (file, caption)."""
     drawn = []
     for task in dict.fromkeys(batch.task for batch, _ in found):
         main = [(b, c) for b, c in found if b.part == "main" and b.task == task]
         rows = {part: summary.of_part(made, task, part) for part in ("main", "stale", "ablation")}
-        drawn += _main(main, rows["main"], task, rate, root) if main else []
+        drawn += _main(main, rows["main"], task, root) if main else []
         for part, pressure in (("main", "each rollout fresh"), ("stale", "stale rollouts")):
             if rows[part]:
                 file, title = root / f"map_{part}_{task}.png", f"{task}, {pressure}"
@@ -203,14 +210,18 @@ def draw(found: Sequence[tuple[Batch, dict]], made: Sequence[dict], rate: float,
         if rows["ablation"]:
             file = root / f"ablations_{task}.png"
             title = f"{task}: CPGD with one thing changed"
-            comparison(rows["ablation"], [("common", f"learning rate {rate:g}")], title, file)
+            rate = f"learning rate {rows['ablation'][0]['common_rate']:g}"
+            comparison(rows["ablation"], [("common", rate)], title, file)
             drawn.append((file, title))
     return drawn
 
 
-def _main(main, rows, task: str, rate: float, root: Path):
-    batch, drawn = main[0][0], []
-    over = f"{len(batch.seeds)} seeds; line: mean, band: least to largest"
+def _main(main, rows, task: str, root: Path):
+    batch, rate, drawn = main[0][0], rows[0]["common_rate"], []
+    over = (
+        f"{len(batch.seeds)} seeds; line: mean, band: least to largest; accuracy, clip, length and"
+        f" entropy: means of {smoothing(batch.pressure.rollouts)} rollouts"
+    )
     common = {b.label: rate for b, _ in main}
     best = {row["label"]: row["best_rate"] for row in rows}
     for name, rates, panels, what in (
@@ -219,7 +230,7 @@ def _main(main, rows, task: str, rate: float, root: Path):
         ("dynamics", common, DYNAMICS, f"ratios and gradients at the learning rate {rate:g}"),
     ):
         file = root / f"{name}_{task}.png"
-        curves(main, rates, panels, f"{task}: {what} ({over})", file)
+        curves(main, rates, panels, f"{task}: {what}\n{over}", file)
         drawn.append((file, f"{task}: {what}"))
     file = root / f"accuracy_{task}.png"
     panels = [("best", "own best learning rate"), ("common", f"learning rate {rate:g}")]

@@ -27,19 +27,18 @@ def write(plan: Sequence[Batch], scale: Scale, root: Path) -> dict:
     made = summary.rows(found, scale)
     value = {
         "scale": scale.name,
-        "intro": _intro(scale, found),
+        "intro": _intro(scale),
+        "cpu_minutes": runner.cpu_minutes(plan, root),
         "means": [summary.COLLAPSE_MEANS, summary.INTERVALS_MEAN, summary.VERDICTS_MEAN],
         "missing": len(plan) - len(found),
         "rows": made,
-        "phenomena": {
-            task: summary.phenomena(made, task, scale.common_rate) for task in scale.tasks
-        },
-        "cpgd_against": {task: summary.against(made, task) for task in scale.tasks},
+        "phenomena": {task: summary.phenomena(made, task) for task in scale.rates},
+        "cpgd_against": {task: summary.against(made, task) for task in scale.rates},
         "versions": report.versions(),
     }
     try:
         workdir.write_json(root / "study.json", value)
-        pictures = figures.draw(found, made, scale.common_rate, root)
+        pictures = figures.draw(found, made, root)
         tables = _tables(value, found)
         (root / "study.md").write_text(_markdown(value, tables), encoding="utf-8")
         (root / "study.html").write_text(_page(value, tables, pictures), encoding="utf-8")
@@ -48,15 +47,16 @@ def write(plan: Sequence[Batch], scale: Scale, root: Path) -> dict:
     return value
 
 
-def _intro(scale: Scale, found) -> str:
+def _intro(scale: Scale) -> str:
     p = scale.pressure
+    common = ", ".join(f"{scale.common_rate(task):g} for {task}" for task in scale.rates)
     return (
         f"Tiny Qwen2 policies, {scale.seeds} seeds, {p.rollouts} rollouts of {p.prompts} prompts x"
         f" {p.group} responses, {p.minibatches} optimiser steps a rollout, constant learning rate,"
         f" gradient norm clipped at {p.grad_clip:g}. Accuracy is that of the sampled responses, at"
         " the end: of the last tenth of the rollouts. Own best: the rate of the highest such"
-        f" accuracy, chosen on the same seeds. Common: the rate {scale.common_rate:g}."
-        f" {len(found)} batches."
+        f" accuracy, chosen on the same seeds. Common rate: {common}, where a pilot showed that"
+        " pressure begins to tell."
     )
 
 
@@ -130,10 +130,15 @@ def _share(value, bounds) -> str:
 
 
 def _markdown(value, tables) -> str:
-    parts = [value["intro"], *value["means"]]
+    parts = [value["intro"], *value["means"], _cost(value)]
     for title, rows in tables.items():
         parts += [f"**{title}**", _table(rows)]
     return "\n\n".join(parts) + "\n"
+
+
+def _cost(value: dict) -> str:
+    left = f"; {value['missing']} batches are still to run" if value["missing"] else ""
+    return f"So far {value['cpu_minutes']:.0f} minutes of one core{left}."
 
 
 def _table(rows) -> str:
@@ -152,7 +157,7 @@ def _page(value, tables, pictures) -> str:
     return environment.get_template("page.html").render(
         intro=value["intro"],
         means=value["means"],
-        missing=value["missing"],
+        cost=_cost(value),
         tables=tables,
         pictures=shown,
         versions=value["versions"],

@@ -51,6 +51,12 @@ def read(plan: Sequence[Batch], root: Path) -> list[tuple[Batch, dict]]:
     return [(batch, workdir.read(file)["curves"]) for batch, file in files if file.exists()]
 
 
+def cpu_minutes(plan: Sequence[Batch], root: Path) -> float:
+    """Time of one core that the batches run so far took, compilation included."""
+    files = [file_of(Path(root) / "batches", batch) for batch in plan]
+    return sum(workdir.read(file)["cpu_seconds"] for file in files if file.exists()) / 60
+
+
 def compute(batch: Batch, start) -> dict:
     """Curves of a batch: name -> nested lists [rates][seeds][rollouts]; start: see `warmstart`."""
     import jax
@@ -82,11 +88,15 @@ def _compute(item) -> tuple[str, float]:
     from cpgd_jax.stability.tasks import TASKS
 
     root, batch = item
-    started = time.monotonic()
+    started, begun = time.monotonic(), time.process_time()
     start = warmstart.load(warmstart.file_of(root, TASKS[batch.task], batch.seeds))
     curves = jsonl.finite(compute(batch, start))
     seconds = time.monotonic() - started
-    value = {"batch": batch.describe(), "seconds": round(seconds, 1), "curves": curves}
+    value = {
+        "batch": batch.describe(),
+        "cpu_seconds": round(time.process_time() - begun, 1),
+        "curves": curves,
+    }
     file = file_of(root, batch)
     part = file.with_suffix(".part")
     part.write_text(json.dumps(value) + "\n", encoding="utf-8")

@@ -90,7 +90,7 @@ def rows(found: Sequence[tuple[Batch, dict]], scale: Scale) -> list[dict]:
     for batch, curves in found:
         cells = [cell(curves, index) for index in range(len(batch.rates))]
         best = int(np.argmax([c["accuracy"] for c in cells]))
-        common = scale.common_rate in batch.rates
+        common_rate = scale.common_rate(batch.task)
         made.append(
             {
                 "part": batch.part,
@@ -100,7 +100,10 @@ def rows(found: Sequence[tuple[Batch, dict]], scale: Scale) -> list[dict]:
                 "cells": cells,
                 "best_rate": batch.rates[best],
                 "best": cells[best],
-                "common": cells[batch.rates.index(scale.common_rate)] if common else None,
+                "common_rate": common_rate,
+                "common": cells[batch.rates.index(common_rate)]
+                if common_rate in batch.rates
+                else None,
             }
         )
     return made
@@ -146,7 +149,7 @@ def _difference(ours: dict | None, theirs: dict | None) -> dict | None:
     }
 
 
-def phenomena(made: Sequence[dict], task: str, common_rate: float) -> list[dict]:
+def phenomena(made: Sequence[dict], task: str) -> list[dict]:
     """Figure 1's claims, each held against every rate of the main comparison on a task."""
     main = {row["label"]: row for row in made if row["part"] == "main" and row["task"] == task}
     claims = [(name, "collapses", _collapses) for name in COLLAPSES]
@@ -154,16 +157,16 @@ def phenomena(made: Sequence[dict], task: str, common_rate: float) -> list[dict]
     claims += [(name, "loses response length", _shortens) for name in SHORTENS]
     claims += [(name, "clips about 1% of tokens", _clips) for name in CLIPPED]
     return [
-        {"label": name, "claim": claim} | _held(main[name], test, common_rate)
+        {"label": name, "claim": claim} | _held(main[name], test)
         for name, claim, test in claims
         if name in main
     ]
 
 
-def _held(row: dict, test, common_rate: float) -> dict:
+def _held(row: dict, test) -> dict:
     tried = [test(c) for c in row["cells"]]  # (holds, value, interval)
     at = [rate for rate, (yes, *_) in zip(row["rates"], tried, strict=True) if yes]
-    verdict = "reproduced" if common_rate in at else "partly" if at else "not"
+    verdict = "reproduced" if row["common_rate"] in at else "partly" if at else "not"
     return {
         "verdict": verdict,
         "rates": row["rates"],

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cpgd_jax import asking, checkpoint, jsonl, models, progress
+from cpgd_jax import asking, checkpoint, jsonl, models, progress, sharding
 from cpgd_jax.benchmarks import reading, scoring
 from cpgd_jax.data import images, rows
 from cpgd_jax.data import tokenizer as tokenizer_lib
@@ -51,15 +51,19 @@ class Answerer(NamedTuple):
         return asking.Asker(self.tokenizer, s.system_prompt, root, s.max_prompt_tokens, settings)
 
 
-def load(model_path: str | None, workdir: str | None, sampling: Sampling) -> Answerer:
-    """Of a folder or GGUF file, or of the newest checkpoint of a run. UserError."""
+def load(model_path: str | None, workdir: str | None, sampling: Sampling, tensor=1) -> Answerer:
+    """Of a folder or GGUF file, or of the newest checkpoint of a run, on all devices. UserError.
+
+    tensor: devices that each matrix is split over; the others split the rest of it and the items.
+    """
     dtype = sampling.dtype or "float32"
+    mesh = sharding.make_mesh(tensor=tensor)
     if model_path is not None:
-        model = models.from_pretrained(model_path, dtype, param_dtype=dtype)
+        model = models.from_pretrained(model_path, dtype, mesh, param_dtype=dtype)
         tokenizer = tokenizer_lib.load(model_path)
         pixels, system_prompt = asking.pixels(model_path), "reasoning"
     else:
-        model, tokenizer = checkpoint.load_model(workdir)
+        model, tokenizer = checkpoint.load_model(workdir, mesh=mesh)
         data = checkpoint.read_config(workdir).data
         pixels, system_prompt = (data.min_pixels, data.max_pixels), data.system_prompt
     sampling = replace(

@@ -16,7 +16,7 @@ from absl import logging
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from cpgd_jax import checksums, distributed
+from cpgd_jax import checksums, distributed, sharding
 from cpgd_jax import config as config_lib
 from cpgd_jax import progress as progress_lib
 from cpgd_jax import workdir as workdir_lib
@@ -168,13 +168,16 @@ def save_params(workdir: Path, params) -> None:
         raise OSError(_cause(error)) from error
 
 
-def load_model(workdir: str | Path, index: int | None = None):
-    """(model, tokenizer) of a run's checkpoint, None = the newest, on one device."""
+def load_model(workdir: str | Path, index: int | None = None, mesh=None):
+    """(model, tokenizer) of a run's checkpoint, None = the newest, on a mesh or on one device."""
     workdir = Path(workdir)
     model_sizes = sizes(workdir)
     graphdef, abstract = nnx.split(nnx.eval_shape(lambda: make(model_sizes, nnx.Rngs(0))))
-    one_device = jax.tree.map(lambda _: SingleDeviceSharding(jax.devices()[0]), abstract)
-    params = load_params(workdir, abstract, one_device, index)
+    if mesh is None:
+        places = jax.tree.map(lambda _: SingleDeviceSharding(jax.devices()[0]), abstract)
+    else:
+        places = sharding.param_shardings(mesh, abstract)
+    params = load_params(workdir, abstract, places, index)
     return nnx.merge(graphdef, params), tokenizer_lib.load(workdir / "tokenizer")
 
 

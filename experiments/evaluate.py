@@ -10,7 +10,7 @@ answered: rows {id, response}, with sample and benchmark where there are several
 from absl import flags
 
 from cpgd_jax import answering, cli, progress
-from cpgd_jax.benchmarks import paper, reading, results, scoring, table
+from cpgd_jax.benchmarks import contamination, paper, reading, results, scoring, table
 from cpgd_jax.benchmarks.judge import Judge
 from cpgd_jax.data.prompts import SYSTEM_PROMPTS
 from cpgd_jax.errors import UserError
@@ -37,6 +37,8 @@ _MAX_PIXELS = flags.DEFINE_integer("max_pixels", 0, "of an image; 0 = as the mod
 _SEED = flags.DEFINE_integer("seed", 0, "the same seed gives the same responses")
 _DTYPE = flags.DEFINE_string("dtype", "", "of the model: float32, bfloat16; default: float32")
 _CHUNK = flags.DEFINE_integer("chunk", 64, "items sampled, and kept, together", lower_bound=1)
+_TENSOR = flags.DEFINE_integer("tensor", 1, "devices that each matrix is split over")
+_TRAINING_DATA = flags.DEFINE_list("training_data", [], "JSON lines: report items that are in them")
 _BASELINE = flags.DEFINE_string(
     "baseline", paper.BASELINE, "of Overall: a model of the paper, or a summary.json"
 )
@@ -61,6 +63,7 @@ def main() -> None:
         name: reading.load(table.named(name), name, _DATA.value, _LIMIT.value)
         for name in dict.fromkeys(_BENCHMARK.value)
     }
+    contamination.report(loaded, _TRAINING_DATA.value)
     folder = results.make_folder(_OUTPUT.value)
     if _RESPONSES.value:
         responses = {
@@ -68,7 +71,7 @@ def main() -> None:
             for name, found in loaded.items()
         }
     else:
-        answerer = answering.load(_MODEL.value, _CHECKPOINT.value, sampling())
+        answerer = answering.load(_MODEL.value, _CHECKPOINT.value, sampling(), _TENSOR.value)
         responses = answering.run(answerer, loaded, folder)
     summary = results.score(folder, loaded, responses, judge, _WORKERS.value)
     summary["answers_of"] = source

@@ -9,9 +9,11 @@ import sys
 import time
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 import vl
+from flax import nnx
 from PIL import Image
 
 from cpgd_jax import answering, asking, models
@@ -158,13 +160,23 @@ def test_of_a_folder(data, tmp_path):
     sizes = {"min_pixels": 3136, "max_pixels": 12544}
     (tmp_path / "model/preprocessor_config.json").write_text(json.dumps(sizes))
     sampling = replace(SAMPLING, min_pixels=0, max_pixels=0, system_prompt="")
-    loaded = answering.load(str(tmp_path / "model"), None, sampling)
-    found = loaded.sampling
+    found = answering.load(str(tmp_path / "model"), None, sampling).sampling
     assert (found.min_pixels, found.max_pixels, found.system_prompt) == (3136, 12544, "reasoning")
     (tmp_path / "model/preprocessor_config.json").write_text("{")
     with pytest.raises(UserError, match="preprocessor_config.json"):
         asking.pixels(tmp_path / "model")
     assert asking.pixels(tmp_path) == (3136, 28 * 28 * 16384)
+
+
+@pytest.mark.slow
+def test_devices_change_no_response(answerer, data, tmp_path):
+    models.save_pretrained(answerer.model, tmp_path / "model", tokenizer=TOKENIZER)
+    spread = answering.load(str(tmp_path / "model"), None, SAMPLING)
+    leaves = jax.tree.leaves(nnx.state(spread.model))
+    assert {len(leaf.sharding.device_set) for leaf in leaves} == {4}
+    ends = [evaluate(each, data, tmp_path / str(n)) for n, each in enumerate((answerer, spread))]
+    files = [(tmp_path / str(n) / "mathvision.scored.jsonl").read_text() for n in range(2)]
+    assert ends[0] == ends[1] and files[0] == files[1]
 
 
 def start(repo, *flags):

@@ -8,7 +8,16 @@ import threading
 
 import pytest
 
-from cpgd_jax.benchmarks import judge, pages, reading, results, samples, scoring, table
+from cpgd_jax.benchmarks import (
+    contamination,
+    judge,
+    pages,
+    reading,
+    results,
+    samples,
+    scoring,
+    table,
+)
 from cpgd_jax.benchmarks.summary import summarise
 from cpgd_jax.data import rows
 from cpgd_jax.errors import UserError
@@ -105,6 +114,25 @@ def test_parquet_in_parts(tmp_path):
     items = reading.load(table.named("mmk12"), "mmk12", tmp_path).items
     assert [(item.id, item.gold) for item in items] == [(str(n), "AB"[n % 2]) for n in range(5)]
     assert items[0].images == (b"x",)
+
+
+def test_items_in_training_data_are_reported(tmp_path):
+    long = "Anna has {} apples and gives three of them to Ben who eats one at noon; what is left?"
+    asked = [long.format(7), "What is 2+2?", "What is 2 + 3?", long.format(8) + " Show it."]
+    write_lines(tmp_path / "test.jsonl", [{"question": q, "answer": "#### 4"} for q in asked])
+    known = [{"question": "what is 2 + 2", "answer": "4"}, {"question": "?"}, {"q": 1},
+             {"question": "A start. " + long.format(8).upper(), "answer": "7"}]  # fmt: skip
+    path = str(write_lines(tmp_path / "train.jsonl", known))
+    loaded = {"gsm8k": reading.load(table.named("gsm8k"), "gsm8k", tmp_path)}
+    contamination.report(loaded, [])
+    assert "in the training data" not in loaded["gsm8k"].report
+    contamination.report(loaded, [path])
+    # 13 words after the number are the same in the first and the last
+    found = loaded["gsm8k"].report["in the training data"]
+    assert found == {"count": 3, "examples": ["0", "1", "3"]}
+    write_lines(tmp_path / "none.jsonl", [{"q": 1}])
+    with pytest.raises(UserError, match="no row with a question"):
+        contamination.questions(str(tmp_path / "none.jsonl"))
 
 
 @pytest.fixture

@@ -20,11 +20,13 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from cpgd_jax import config as config_lib
 from cpgd_jax.errors import UserError
 
 START_S = 300  # in which all processes must have started
 SILENCE_S = 30  # of a process, after which the others end
 EXIT = 3  # status of a process that has lost the others
+OURS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")  # errors that no other process has brought about
 _pulses = itertools.count(1)  # the same on all processes
 _act: Callable[[], None] | None = None
 
@@ -64,8 +66,8 @@ def _join(**where) -> None:
 
 
 def _on_tpu() -> bool:
-    devices = Path("/dev/accel0"), Path("/dev/vfio/0")
-    return importlib.util.find_spec("libtpu") is not None and any(d.exists() for d in devices)
+    devices = [*Path("/dev").glob("accel[0-9]*"), *Path("/dev").glob("vfio/[0-9]*")]
+    return bool(devices) and importlib.util.find_spec("libtpu") is not None
 
 
 def is_first() -> bool:
@@ -129,6 +131,27 @@ def by_first(fn: Callable, *args):
     return found["value"]
 
 
+def check_same(config: config_lib.Config) -> None:
+    """UserError on all processes if one of them has another config."""
+    ours, *others = gather(config_lib.to_dict(config))
+    for index, theirs in enumerate(others, start=1):
+        if lines := config_lib.difference(ours, theirs):
+            raise UserError(
+                f"process {index} has another config than process 0 ({'; '.join(lines)}): give"
+                " the same command on every host"
+            )
+
+
+def check_shared(folder: str | Path, file: str) -> None:
+    """UserError on all processes if one of them does not see `file`, which the first one wrote."""
+    found = gather((Path(folder) / file).is_file())
+    if not all(found):
+        raise UserError(
+            f"--workdir {str(folder)!r} of process 0 is not seen by process {found.index(False)}:"
+            " give a folder of a file system that all hosts share"
+        )
+
+
 def on_notice(act: Callable[[], None] | None) -> None:
     """What all processes are to do once one of them is told to end; None: nothing."""
     global _act
@@ -146,7 +169,8 @@ def pulse() -> None:
 
 def leave_if_lost(error: BaseException | None) -> None:
     """Ends this process, without waiting for the others, if `error` tells that one is gone."""
-    if jax.process_count() > 1 and isinstance(error, jax.errors.JaxRuntimeError):
+    of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    if jax.process_count() > 1 and of_jax and not str(error).startswith(OURS):
         reason = str(error).splitlines()[0]
         print(
             f"error: process {jax.process_index()} ends, since another has ended or failed"

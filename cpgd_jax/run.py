@@ -112,6 +112,7 @@ def build(config: Config, folder: str | Path) -> tuple[Run, TrainState]:
     optimizer = optim.make_optimizer(config.optim, config.total_steps, config.seed)
     graphdef, state = initial.state(config, mesh, optimizer)
     distributed.by_first(_claim, folder, config, tokenizer)
+    distributed.check_shared(folder, "config.json")
     places = jax.tree.map(lambda x: x.sharding, state)
     folder = Path(folder)
     parts = config, folder, tokenizer, source, held_out, mesh, graphdef, optimizer, places
@@ -120,6 +121,7 @@ def build(config: Config, folder: str | Path) -> tuple[Run, TrainState]:
 
 def check(config: Config, folder: str | Path) -> Checked:
     """All that can be checked before there are parameters, cheap things first; writes nothing."""
+    distributed.check_same(config)
     tokenizer = initial.tokenizer(config)
     config = initial.with_sizes(config, tokenizer)
     distributed.by_first(workdir_lib.check, folder, config)

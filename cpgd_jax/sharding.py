@@ -121,7 +121,7 @@ def row_ways(mesh: Mesh) -> int:
 
 
 def platform() -> str:
-    """One of cpu, gpu and tpu: of the ambient mesh (`jax.set_mesh`), else of the default backend."""
+    """cpu, gpu or tpu: of the ambient mesh (`jax.set_mesh`), else of the default backend."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.platform if device else jax.default_backend()
 

@@ -32,7 +32,11 @@ def main() -> None:
     if DRY_RUN.value:
         return dry_run.dry_run(settings, WORKDIR.value)
     stage = supervised if settings.stage == "supervised" else train
-    stage.train(settings, WORKDIR.value)
+    try:
+        stage.train(settings, WORKDIR.value)
+    except Exception as error:
+        distributed.leave_if_lost(error)
+        raise
 
 
 if __name__ == "__main__":

@@ -13,13 +13,24 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
+SILENCE_S = 10
 
 
 def start(workdir, count: int, devices: int, **changes) -> list[subprocess.Popen]:
     """`count` processes of `devices` devices each train on one mesh; changes: of the config."""
+    return _together("train", count, devices, [(str(workdir), changes)] * count)
+
+
+def exchange(folders) -> list[subprocess.Popen]:
+    """A process a folder: what each sees of the others, see `test_distributed.exchange`."""
+    return _together("exchange", len(folders), 2, [(str(folder),) for folder in folders])
+
+
+def _together(what: str, count: int, devices: int, orders) -> list[subprocess.Popen]:
     where = f"localhost:{_free_port()}"
-    orders = [(str(workdir), where, count, index, changes) for index in range(count)]
-    return [launch("train", devices, order) for order in orders]
+    return [
+        launch(what, devices, (where, count, index, *order)) for index, order in enumerate(orders)
+    ]
 
 
 def finish(processes, timeout: float = 120) -> list[str]:
@@ -45,15 +56,28 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _train(workdir, where, count, index, changes) -> None:
-    import tiny
+def _join(where, count, index) -> None:
+    from cpgd_jax import distributed
 
-    from cpgd_jax import distributed, train
-
-    distributed.SILENCE_S = 10
+    distributed.SILENCE_S = SILENCE_S
     if count > 1:
         distributed.start(where, count, index)
+
+
+def _train(where, count, index, workdir, changes) -> None:
+    import tiny
+
+    from cpgd_jax import train
+
+    _join(where, count, index)
     train.train(tiny.config(**changes), workdir)
+
+
+def _exchange(where, count, index, folder) -> None:
+    import test_distributed
+
+    _join(where, count, index)
+    test_distributed.exchange(index, folder)
 
 
 def _meshes() -> None:
@@ -64,4 +88,4 @@ def _meshes() -> None:
 
 if __name__ == "__main__":
     what, order = json.loads(os.environ["ORDER"])
-    {"train": _train, "meshes": _meshes}[what](*order)
+    {"train": _train, "exchange": _exchange, "meshes": _meshes}[what](*order)

@@ -14,6 +14,7 @@ from cpgd_jax.benchmarks import (
     overall,
     paper,
     reading,
+    rules,
     table,
     wemath,
 )
@@ -88,19 +89,20 @@ def test_mathvision_pays_options_as_text(shared, verdicts):
     assert not missed
 
 
-def test_mathvision_does_not_pay_wrong_answers(shared, verdicts):
+@pytest.mark.parametrize("phrasing", VISION_PHRASINGS)
+def test_mathvision_does_not_pay_wrong_answers(shared, verdicts, phrasing):
     items = items_of(shared, "mathvision")
-    texts = [f"So the answer is {wrong_vision(item)}." for item in items]
+    texts = [phrasing % wrong_vision(item) for item in items]
     # As officially, the text of the right option counts, and three questions have letters as texts.
     paid = [(i.gold, t) for i, t, r in zip(items, texts, verdicts("mathvision", items, texts),
                                             strict=True) if r]  # fmt: skip
-    assert len(paid) == 3 and all(gold in "ADE" for gold, _ in paid)
+    assert len(paid) == 3 and all(gold in "ADE" for gold, _ in paid), paid
 
 
 def wrong_vision(item):
     if item.gold in mathvision.LETTERS:
         return "ABCDE"[("ABCDE".index(item.gold) + 1) % 5]
-    return rf"\boxed{{({item.gold})+1}}" if "," not in item.gold else "17"
+    return f"({item.gold})+1" if "," not in item.gold else "17"
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,11 @@ def wrong_vision(item):
         (r"\boxed{x}", "3", False),
         ("", "3", False),
         ("(" * 9000, "3", False),
+        (r"\boxed{50\%}", "50", True),
+        (r"\boxed{50%}", "50", False),
+        (r"\boxed{5\text{ cm}}", "5", False),
+        ("The answer is **16**", "16", False),
+        (r"\boxed{\text{(0.5, 2)}}", "(0.5,2)", True),
     ],
 )
 def test_mathvision_values(response, gold, correct, verdicts):
@@ -191,6 +198,15 @@ def test_mathverse_by_version(shared, verdicts):
     )
     assert sum(verdicts("mathverse", sample, [f"so the answer is {i.gold}" for i in sample])) == 60
     assert not any(verdicts("mathverse", sample, ["no idea"] * 60))
+
+
+def test_mathverse_official_responses(shared, verdicts):
+    """A published model's answers to one problem in its five versions: "14 cm" four times, "13"."""
+    path = shared / "data/mathverse/output_template_testmini_5.json"
+    texts = [row["model_answer"] for row in json.loads(path.read_text())]
+    items = items_of(shared, "mathverse", path)
+    assert [item.groups["version"] for item in items][::4] == ["Text Dominant", "Vision Only"]
+    assert verdicts("mathverse", items, texts) == [True, True, True, True, False]
 
 
 def test_olympiad_official_vectors(shared, verdicts):
@@ -296,6 +312,22 @@ def test_wemath_golds(shared, verdicts):
     items = items_of(shared, "wemath")
     assert all(verdicts("wemath", items, [rf"<answer>\boxed{{{i.gold}}}</answer>" for i in items]))
     assert len({item.id for item in items}) == 1740
+
+
+@pytest.mark.parametrize(
+    "response, found",
+    [
+        ("2 + 2 = 4\n4", "4"),
+        ("A long way.\nSo she has\n\\[\n12 \\text{ cm}\n\\]", r"12 \text{ cm}"),
+        ("One.\nFinal answer: 14\nThat is all I can say.", "14"),
+        ("It is 3.\nIt may be 4 or 5", "It may be 4 or 5"),
+        ("<think>It is\n5", ""),
+        ("...\n!", ""),
+        ("so the sum is 5", "5"),
+    ],
+)
+def test_answers_without_a_box(response, found):
+    assert rules.found(response) == found
 
 
 @pytest.mark.parametrize("name, count", [("gsm8k", 1319), ("math500", 500)])

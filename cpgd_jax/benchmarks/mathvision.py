@@ -7,16 +7,17 @@ gold or the gold option's text, or if both are formulas with the same value at t
 import re
 
 from cpgd_jax.benchmarks.records import Benchmark, Item, Verdict, choice_lines, groups, shown
-from cpgd_jax.rewards import answers, evaluate, leaves, parser
+from cpgd_jax.rewards import answers, evaluate, parser
 from cpgd_jax.rewards.normalise import normalise
 
 LETTERS = "ABCDE"
 _SAID = re.compile(r"(?:the (?:final |correct )?answer is|the answer should be)", re.IGNORECASE)
 _DROPPED = re.compile(
-    r"\\text|\\mbox|\\left|\\right|\\!|\\,|\\?\$|\\?%|\^\{\\circ\}|\^\\circ|\{\}|\s|\{?m\}?\^3"
+    r"\\text|\\mbox|\\left|\\right|\\!|\\,|\\?\$|\\%|\^\{\\circ\}|\^\\circ|\{\}|\s|\{?m\}?\^3"
     r"|\{?units\}?|\{?km\}?"
 )
-_LETTER = re.compile(r"[({]([a-e])[)}]")
+_LETTER = re.compile(r"\{?\(([a-e])\)\}?|\{([a-e])\}")
+_WHOLE = re.compile(r"\{([^{}]*)\}")
 _PLACE = re.compile(r"\n?<image\d+>")
 
 
@@ -61,7 +62,9 @@ def clean(text: str) -> str:
     """In lower case, without spaces, TeX dress, degree and per cent signs; an equation's end."""
     text = re.split(r"=|\\approx", text.lower())[-1].replace("\\\\", "\\").replace("∞", r"\infty")
     text = _DROPPED.sub("", text).replace("tfrac", "frac").replace("dfrac", "frac")
-    return _LETTER.sub(r"\1", text).strip(":").rstrip(".")
+    text = _LETTER.sub(lambda match: match[1] or match[2], text).strip(":").rstrip(".")
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else text
 
 
 def rule(item: Item, response: str, verifier) -> Verdict:
@@ -104,8 +107,9 @@ def _values(text: str):
 
 
 def _rounded(text: str) -> float:
-    value = evaluate.at(parser.parse(leaves.unit_of(normalise(text))[0]), {})
-    return round(float(value), 2)
+    if "%" in text or "**" in text:
+        raise ValueError("officially no formula")
+    return round(float(evaluate.at(parser.parse(normalise(text)), {})), 2)
 
 
 def _number(text: str) -> float | None:

@@ -3,17 +3,22 @@
 from cpgd_jax.benchmarks.records import Item, Verdict
 from cpgd_jax.rewards import answers
 
-MAX_EXTRACTED = 2000  # characters kept of an extracted answer
-
-VERIFIER = "the maths verifier on the last box, else on what follows 'the answer is'"
+VERIFIER = "the maths verifier on the last box, what follows 'the answer is', or the last line"
 
 
 def readable(response: str) -> str:
-    """The response as the verifier reads it: where neither box nor tag is, all of it answers."""
+    """The response as the verifier reads it: where neither box nor tag is, all of it answers, or,
+    where no words lead to an answer, its last line."""
     if answers.extract(response):
         return response
     block, tagged = answers.answer_block(response)
-    return response if tagged or not block.strip() else f"<answer>{block}</answer>"
+    if tagged or not block.strip():
+        return response
+    said = answers.unboxed(block)
+    if "\n" in said or len(said) > answers.MAX_SENTENCE:  # it is all there is
+        lines = [line for line in block.splitlines() if any(map(str.isalnum, line))]
+        block = lines[-1] if lines else ""
+    return f"<answer>{block}</answer>"
 
 
 def found(response: str) -> str:

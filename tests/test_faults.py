@@ -134,18 +134,23 @@ def test_batches_that_are_not_finite(server, tmp_path):
     assert again["status"] == 0 and all(np.isfinite(x).all() for x in tiny.params_of(folder))
 
 
+@pytest.fixture(scope="module")
+def begun(server, tmp_path_factory):
+    """A run that was killed in its last rollout, with checkpoints 4 and 8."""
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    done = server.run(folder, {"kind": "at_rollouts", "commands": {"5": "kill -9 $PPID"}})
+    assert done["status"] == -9, done["log"]
+    return folder
+
+
 @pytest.mark.parametrize("kind", ["truncated", "flipped byte", "missing file", "missing metadata"])
-def test_damaged_checkpoints(server, straight, tmp_path, kind):
+def test_damaged_checkpoints(server, straight, begun, tmp_path, kind):
     """The newest of two, within a run that is to go on."""
     dice, good = random.Random(kind), 0
     count = -(-FAULTS // 4)
-    folder = tmp_path / "begun"
-    command = {"5": "kill -9 $PPID"}
-    done = server.run(folder, {"kind": "at_rollouts", "commands": command})
-    assert done["status"] == -9, done["log"]
     for n in range(count):
         copy = tmp_path / f"run{n}"
-        shutil.copytree(folder, copy)
+        shutil.copytree(begun, copy)
         name = damage(copy / "checkpoints" / "8", kind, dice)
         done = server.run(copy)
         assert done["status"] == 0, done["log"]

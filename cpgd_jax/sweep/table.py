@@ -1,6 +1,7 @@
 """The combined table of a sweep: a row a trial, and trials that differ in the seed put together."""
 
 import csv
+import difflib
 import io
 import json
 from collections.abc import Sequence
@@ -56,7 +57,10 @@ def best(grouped: Sequence[dict], largest: bool) -> dict | None:
 
 
 def write(root: Path, trials: Sequence[Trial], metric: str, largest: bool = True) -> dict:
-    """table.csv, table.json and table.md in `root`; returns what table.json holds."""
+    """table.csv, table.json and table.md in `root`; returns what table.json holds.
+
+    UserError: they cannot be written, or trials have finished and none has the metric.
+    """
     rows = collect(trials, metric)
     fields = sorted({name for trial in trials for name, _ in trial.changes})
     grouped = groups(rows, fields, metric)
@@ -72,7 +76,20 @@ def write(root: Path, trials: Sequence[Trial], metric: str, largest: bool = True
         (root / "table.md").write_text(_page(found), encoding="utf-8")
     except OSError as error:
         raise UserError(f"the table cannot be written in {root}: {error.strerror}") from error
+    _refuse_unknown(trials, metric, grouped)
     return found
+
+
+def _refuse_unknown(trials, metric: str, grouped) -> None:
+    first = next((trial for trial in trials if trial.finished), None)
+    if grouped or not first:
+        return
+    known = report.read_columns(first.folder / METRICS_FILE)[0]
+    near = difflib.get_close_matches(metric, known, 1) or sorted(known)[:1]
+    raise UserError(
+        f"--metric {metric!r}: no finished trial has it; nearest: {(near or ['none'])[0]!r}; give"
+        " another, nothing runs again"
+    )
 
 
 def markdown(rows: Sequence[dict]) -> str:

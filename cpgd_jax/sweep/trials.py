@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from cpgd_jax import config as config_lib
+from cpgd_jax import train
 from cpgd_jax.errors import UserError
 
 NAME_LENGTH = 80  # characters of a folder's name before the digest
@@ -95,7 +96,10 @@ def checked(values, trial: Trial) -> config_lib.Config:
         with values.unlocked():
             del section[last]  # the type is checked below, in one place
             section[last] = value
-    return config_lib.from_config_dict(values)
+    config = config_lib.from_config_dict(values)
+    if config.stage != "supervised":
+        train.algorithm_row(config)
+    return config
 
 
 def command(trial: Trial, config_file: str, overrides: Mapping) -> list[str]:

@@ -4,11 +4,18 @@ import os
 import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Compiling takes most of the time, and most of that makes programs fast that run once.
+os.environ.setdefault(
+    "CPGD_JAX_TEST_XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_use_fusion_emitters=false",
+)
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    f" {os.environ['CPGD_JAX_TEST_XLA_FLAGS']}"
 )
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Compiling takes most of the time; workers, processes and later runs share what one has compiled.
+# Workers, processes and later runs share what one has compiled.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"cpgd_jax_{os.getuid()}")
 )

@@ -18,7 +18,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["cpgd_jax", "cpgd_jax.*"]),
-    package_data={"cpgd_jax.report": ["page.html"]},
+    package_data={"cpgd_jax.report": ["*.html"], "cpgd_jax.stability": ["*.html"]},
     install_requires=[
         "jax>=0.10,<0.11",
         "flax>=0.12,<0.13",
@@ -26,6 +26,7 @@ setup(
         "orbax-checkpoint>=0.12,<0.13",
         "chex>=0.1.92,<0.2",
         "numpy>=2.4,<3",
+        "scipy>=1.17,<2",
         "ml-collections>=1.1,<2",
         "absl-py>=2.4,<3",
         "transformers>=5.20,<6",  # tokenizers with chat templates; its models are the tests' oracle
@@ -35,7 +36,10 @@ setup(
         "tensorflow-datasets>=4.9.10,<5",  # read without TensorFlow
         "array_record>=0.8.3,<0.9",
         "grain>=0.2.18,<0.3",
+        "pyarrow>=22,<27",  # benchmarks published as Parquet
         "math-verify>=0.9,<0.10",  # with latex2sympy2_extended and sympy
+        "mpmath>=1.3,<2",
+        "pillow>=12,<14",
         "rich>=14,<16",
         "tensorboard>=2.20,<3",
         "matplotlib>=3.10,<4",

@@ -136,7 +136,7 @@ def check(config: Config, folder: str | Path) -> Checked:
     _check_lengths(config, tokenizer, reader, [*source.longest(), *held_out])
     _warn_of_golds(config, source.longest(), held_out)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    _check_rows(mesh, "train.microbatch_size", config.train.microbatch_size)
+    check_rows(mesh, "train.microbatch_size", config.train.microbatch_size)
     check_memories(mesh, config.model.remat)
     return Checked(config, tokenizer, source, held_out, mesh, reader)
 
@@ -190,7 +190,7 @@ def check_memories(mesh: Mesh, remat: str) -> None:
         )
 
 
-def _check_rows(mesh: Mesh, name: str, rows: int) -> None:
+def check_rows(mesh: Mesh, name: str, rows: int) -> None:
     """Rows of a batch must divide evenly over the data and fsdp axes."""
     ways = sharding.row_ways(mesh)
     if rows % ways:

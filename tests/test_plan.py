@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
 
 from configs import base
 from cpgd_jax import config as config_lib
@@ -231,3 +232,33 @@ def test_every_response_of_the_longest_batch_counts():
     assert found.head_tokens == 8 * 88
     assert found.tokens == 8 * 88 + 2 * 39
     assert np.all(batch.group_B == [0] * 4 + [1] * 4)
+
+
+VISION = {
+    "num_layers": 3,
+    "hidden_size": 32,
+    "mlp_size": 48,
+    "num_heads": 2,
+    "full_attention": (1,),
+    "window_size": 56,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "rope_sections": (2, 3, 3),
+    "image_id": 4,
+    "other_ids": (5, 6, 7),
+}
+
+
+def test_chips_look_at_their_own_images():
+    """Weights travel, not what is computed of the images, which is many times as much."""
+    fields = {"rollout.max_prompt_len": 2000, "model.vision": ConfigDict(VISION)}
+    config = tiny(**fields)
+    parts = programs.parts(config, sharding.make_mesh(1, 4, 1))
+    traced = programs.see(parts)
+    program = hlo.Program(traced.program.lower().compile().as_text())
+    travels = sum(count for _, count, _ in program.collectives())
+    weights = sum(4 * x.size for x in jax.tree.leaves(parts.state.params["visual"]))
+    rows_NYD = 512 * 16 * 32 * 4  # of one image in one layer, in float32
+    assert 0 < travels < 2 * weights < rows_NYD
+    assert traced.tokens == 4 * (2000 - programs.TEXT)

@@ -100,8 +100,8 @@ def test_generated_among_others_as_alone(model, prompts):
 
 
 def test_the_tower_runs_once_and_placeholders_are_never_sampled(model, prompts, monkeypatch):
-    calls, see = [], seeing._see
-    monkeypatch.setattr(seeing, "_see", lambda *args: calls.append(1) or see(*args))
+    calls, see = [], seeing.see
+    monkeypatch.setattr(seeing, "see", lambda *args: calls.append(1) or see(*args))
     graphdef, params = nnx.split(model)
     ids = [vl.IMAGE, *vl.SIZES.other_ids]
     params.embed[...] = params.embed[...].at[np.array(ids)].multiply(50.0)  # tied: the head too

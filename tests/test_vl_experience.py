@@ -40,12 +40,12 @@ def with_images(prompt_batch):
 @pytest.fixture(scope="module", params=[False, True], ids=["frozen", "trained"])
 def parts(request, tmp_path_factory):
     """(run, state, made, how often the tower ran meanwhile) of a rollout."""
-    patch, calls, see = pytest.MonkeyPatch(), [], seeing._see
+    patch, calls, see = pytest.MonkeyPatch(), [], seeing.see
     tiny.use_one_device(patch)
     patch.setattr(groups, "prompt_batch", with_images(groups.prompt_batch))
     # The trainer's law knows no forbidden ids, which with a new model are likely ones.
     patch.setattr(vision, "never_sampled", lambda sizes: ())
-    patch.setattr(seeing, "_see", lambda *args: calls.append(1) or see(*args))
+    patch.setattr(seeing, "see", lambda *args: calls.append(1) or see(*args))
     config = tiny.config(**CHANGES, optim__train_vision=request.param)
     given, state = run.build(config, tmp_path_factory.mktemp("run"))
     row, _ = train.algorithm_row(config)

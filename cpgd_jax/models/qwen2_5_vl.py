@@ -9,6 +9,7 @@ from flax import nnx
 from cpgd_jax.models import rope
 from cpgd_jax.models.qwen2 import ModelConfig, Qwen2
 from cpgd_jax.models.vision_tower import Tower
+from cpgd_jax.sharding import RULES
 from cpgd_jax.types import Patches
 
 
@@ -22,7 +23,8 @@ class Qwen25VL(Qwen2):
     def see(self, patches: Patches):
         """Embeddings [W, F, D] of the image tokens of W rows of images."""
         c = self.config
-        return jax.vmap(lambda row: self.visual(row, jnp.dtype(c.dtype), c.remat))(patches)
+        tower = lambda row: self.visual(row, jnp.dtype(c.dtype), c.remat)  # noqa: E731
+        return jax.vmap(tower, spmd_axis_name=RULES["batch"])(patches)
 
     def packed_hidden(self, packed):
         """Final hidden states [W, U, D] of packed rows, a `types.Packed`."""

@@ -76,7 +76,8 @@ def _seen(ids, shown, windows: list[Patches], features, sizes, keep_patches: boo
 
 
 @functools.partial(jax.jit, static_argnames="graphdef")
-def _see(graphdef, params, patches: Patches):
+def see(graphdef, params, patches: Patches):
+    """What the tower makes of rows of images, [W, F, D]."""
     return nnx.merge(graphdef, params).see(patches)
 
 
@@ -95,7 +96,7 @@ def _features(graphdef, params, images: list[Patches], mesh) -> list[np.ndarray]
         patches = Patches(*(np.stack(x) for x in zip(*filled, strict=True)))
         with jax.set_mesh(mesh):
             placed = jax.device_put(patches, sharding.batch_sharding(mesh))
-            out_WFD = jax.device_get(_see(graphdef, params, placed))
+            out_WFD = jax.device_get(see(graphdef, params, placed))
         for row, out_FD in zip(some, out_WFD, strict=False):
             ends = np.cumsum([len(images[i].unit_F) for i in row])
             for i, feature_FD in zip(row, np.split(out_FD, ends)[:-1], strict=True):

@@ -10,9 +10,11 @@ from flax import nnx
 
 from cpgd_jax.models import attention, remat, rope
 from cpgd_jax.models.layers import linear, param, rms_norm
+from cpgd_jax.sharding import constrain
 from cpgd_jax.sizes import Vision
 from cpgd_jax.types import Patches
 
+WHOLE = None, None, None  # a row of images is on one device
 THETA, EPS = 10_000.0, 1e-6
 MOST_SCORES = 2**26  # that exist at a time, of all heads
 
@@ -107,7 +109,8 @@ class Tower(nnx.Module):
                 whole = lambda *qkv: _attend_in_frames(*qkv, p)  # noqa: E731
                 return jax.lax.cond(full, whole, lambda *qkv: _attend_in_windows(*qkv, p), *qkv)
 
-            return nnx.merge(graphdef, state)(x, cos, sin, attend), None
+            x = nnx.merge(graphdef, state)(constrain(x, *WHOLE), cos, sin, attend)
+            return constrain(x, *WHOLE), None
 
         full_L = jnp.isin(jnp.arange(self.sizes.num_layers), jnp.array(self.sizes.full_attention))
         x, _ = jax.lax.scan(remat.wrap(block, remat_name), x, (full_L, layers))

@@ -1,8 +1,9 @@
 """Whether a config fits on a TPU slice and how fast it would be, without a TPU.
 
-Train step, scoring, prefill and decode are compiled ahead of time for the slice (extra `tpu`). From
-the compiled programs come memory and what travels between chips, from the traced ones products.
-Times are rooflines: at the peaks of the chip, the longest of products, memory and collectives.
+Train step, scoring, vision tower, prefill and decode are compiled ahead of time for the slice
+(extra `tpu`). From the compiled programs come memory and what travels between chips, from the
+traced ones products. Times are rooflines: at the peaks of the chip, the longest of products, memory
+and collectives.
 """
 
 import dataclasses
@@ -10,11 +11,11 @@ import re
 
 import jax
 
-from cpgd_jax import sharding
+from cpgd_jax import run, sharding
 from cpgd_jax.config import Config
 from cpgd_jax.plan import advice, chips, costs, programs
 
-PROGRAMS = ("train_step", "score", "prefill", "decode")
+PROGRAMS = ("train_step", "score", "see", "prefill", "decode")
 
 
 def plan(config: Config, name: str, which=PROGRAMS, advise: bool = True) -> dict:
@@ -32,7 +33,9 @@ def plan(config: Config, name: str, which=PROGRAMS, advise: bool = True) -> dict
 
 def measure(config: Config, topology: chips.Topology, which=PROGRAMS) -> dict:
     mesh = sharding.make_mesh(*dataclasses.astuple(config.mesh), topology.devices)
+    run.check_rows(mesh, "train.microbatch_size", config.train.microbatch_size)
     parts = programs.parts(config, mesh)
+    which = [name for name in which if name != "see" or config.model.vision]
     rows = {name: _row(name, parts, topology, mesh) for name in which}
     limit, peak = topology.chip.memory_bytes, max(r["bytes_peak"] for r in rows.values())
     found = {
@@ -43,7 +46,7 @@ def measure(config: Config, topology: chips.Topology, which=PROGRAMS) -> dict:
         "headroom": 1 - peak / limit,
         "programs": rows,
     }
-    if all("seconds" in r for r in rows.values()) and set(PROGRAMS) <= set(which):
+    if all("seconds" in r for r in rows.values()) and {*PROGRAMS} - {"see"} <= {*which}:
         found["rollout_s"] = sum(r["seconds"] * r["calls"] for r in rows.values())
     return found
 

@@ -1,7 +1,8 @@
-"""The programs of a run, traced for devices that need not be there: train step, scoring, rollout.
+"""A run's programs, traced for devices that need not be there: train step, scoring, rollout.
 
 They are the functions that training calls, of the shapes that its longest batch would have: every
-prompt of `max_prompt_len` tokens and every response of `max_response_len`. Images are left out.
+prompt of `max_prompt_len` tokens and every response of `max_response_len`. Where the model sees,
+each prompt holds one image that leaves `TEXT` tokens for the question.
 """
 
 import dataclasses
@@ -17,17 +18,19 @@ from jax.sharding import PartitionSpec as P
 
 from cpgd_jax import checkpoint, flops, initial, optim, packing, sharding, train
 from cpgd_jax.config import Config
-from cpgd_jax.models import chunked_attention, kv_cache
+from cpgd_jax.models import chunked_attention, kv_cache, seeing
 from cpgd_jax.models import decoder as decoder_lib
+from cpgd_jax.plan import work as work_lib
 from cpgd_jax.rollout import memory, programs, scoring
 from cpgd_jax.rollout import shapes as shapes_lib
 from cpgd_jax.rollout.records import Dials, Law
 from cpgd_jax.rollout.shard import Shard
 from cpgd_jax.rollout.stores import join
 from cpgd_jax.run import Run
-from cpgd_jax.types import Spans, TrainBatch
+from cpgd_jax.types import Patches, Seen, Sight, Spans, TrainBatch
 
 SPLASH_BLOCK = 512
+TEXT = 128  # tokens of a prompt with an image that are not the image's
 
 
 class Traced(NamedTuple):
@@ -64,7 +67,7 @@ def train_step(p: Parts) -> Traced:
     with jax.set_mesh(mesh):
         row_len = p.run.row_len
     ways, size = sharding.row_ways(mesh), config.train.microbatch_size
-    micro = packing.pack(batch, size, ways, row_len)
+    micro = packing.pack(batch, size, ways, row_len, _seen(config, batch.group_B))
     placed = _placed(micro, sharding.batch_sharding(mesh, axis=1))
     step = train.make_step(p.run, p.row).jitted
     with jax.set_mesh(mesh):
@@ -82,7 +85,8 @@ def score(p: Parts) -> Traced:
     batch = longest_batch(config, p.row, size)
     with jax.set_mesh(mesh):
         row_len = p.run.row_len
-    packed = packing.lay_out(batch, [np.arange(size)], sharding.row_ways(mesh), row_len)
+    ways, seen = sharding.row_ways(mesh), _seen(config, batch.group_B)
+    packed = packing.lay_out(batch, [np.arange(size)], ways, row_len, seen)
     packed = jax.tree.map(lambda x: x[0], packed)
     placed = _placed(packed, sharding.batch_sharding(mesh))
     temperature = float(config.rollout.temperature)
@@ -94,6 +98,28 @@ def score(p: Parts) -> Traced:
     needed = flops.forward(config.model, work)
     beside = bytes_a_device(p.state.opt_state)
     return Traced(traced, needed, _live(packed.spans), work.head_tokens, calls, beside)
+
+
+def see(p: Parts) -> Traced:
+    """The vision tower, an image on each row of the mesh."""
+    config, mesh, v = p.run.config, p.run.mesh, p.sizes.vision
+    ways, side = sharding.row_ways(mesh), v.window_size // v.patch_size
+    patches, units = side**2, (side // v.merge_size) ** 2  # of a window
+    N = shapes_lib.power_of_two(-(-_image_tokens(config) // units))
+    shape, C = jax.ShapeDtypeStruct, 3 * v.temporal_patch_size * v.patch_size**2
+    arrays = Patches(
+        shape((ways, N, patches, C), np.float32),
+        shape((ways, N, patches, 2), np.int32),
+        shape((ways, N, patches), np.bool_),
+        shape((ways, N), np.int32),
+        shape((ways, N * units), np.int32),
+    )
+    arrays = _placed(arrays, sharding.batch_sharding(mesh))
+    with jax.set_mesh(mesh):
+        traced = seeing.see.trace(p.run.graphdef, p.state.params, arrays)
+    needed, calls = work_lib.flops(traced.jaxpr.jaxpr), config.rollout.prompts / ways
+    beside = bytes_a_device(p.state.opt_state)
+    return Traced(traced, needed, 1.0, ways * _image_tokens(config), calls, beside)
 
 
 def prefill(p: Parts, memory_bytes: float) -> Traced:
@@ -108,10 +134,13 @@ def prefill(p: Parts, memory_bytes: float) -> Traced:
         shape((C,), np.uint32),
         shape((C, sizes.lanes), np.int32),
     )
-    arrays = _placed(arrays, sharding.batch_sharding(mesh))
+    model = p.run.config.model
+    sight = Sight(shape((C, S, 3), np.int32), shape((C, S, model.hidden_size), model.dtype))
+    sight = sight if model.vision else None
+    arrays, sight = _placed((arrays, sight), sharding.batch_sharding(mesh))
     with jax.set_mesh(mesh):
         traced = programs.prefill.trace(
-            p.run.graphdef, p.state.params, *arrays, sight=None, dials=_dials(p), law=_law(p)
+            p.run.graphdef, p.state.params, *arrays, sight=sight, dials=_dials(p), law=_law(p)
         )
     pairs = C * r.max_prompt_len * (r.max_prompt_len + 1) // 2
     work = flops.Work(C * r.max_prompt_len, pairs, C)
@@ -167,6 +196,20 @@ def longest_batch(config: Config, row, count: int) -> TrainBatch:
         ref_logp_BT=zero_BT if row.kl_coef > 0 and row.kl_in == "loss" else None,
         sampler_logp_BT=zero_BT if row.sampler_is_cap > 0 else None,
     )
+
+
+def _image_tokens(config: Config) -> int:
+    return max(config.rollout.max_prompt_len - TEXT, 1)
+
+
+def _seen(config: Config, group_B) -> tuple:
+    """Of the prompt of each group; () for a text model."""
+    model, S = config.model, config.rollout.max_prompt_len
+    if not model.vision:
+        return ()
+    at_F = np.arange(_image_tokens(config), dtype=np.int32)
+    feature_FD = np.zeros((len(at_F), model.hidden_size), jnp.dtype(model.dtype))
+    return (Seen(np.zeros((S, 3), np.int32), at_F, feature_FD, None),) * (int(group_B.max()) + 1)
 
 
 def bytes_a_device(tree) -> int:

@@ -8,6 +8,7 @@ import math
 
 import jax
 from flax import nnx
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -57,7 +58,12 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices=None) -> M
     for name in open_axes:
         sizes[name] = len(devices) // fixed
     axis_types = (AxisType.Auto,) * len(MESH_AXES)
-    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types, devices=devices)
+    shape = tuple(sizes.values())
+    try:
+        return jax.make_mesh(shape, MESH_AXES, axis_types, devices=devices)
+    except NotImplementedError:  # of no subset of a TPU slice's axes: one of them is split
+        grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return Mesh(grid, MESH_AXES, axis_types=axis_types)
 
 
 def partition_spec(logical_axes, rules=RULES) -> P:

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from configs import base
 from cpgd_jax import config as config_lib
-from cpgd_jax import flops, sharding
+from cpgd_jax import flops, plan, sharding
 from cpgd_jax.errors import UserError
 from cpgd_jax.plan import advice, chips, costs, hlo, programs, table, work
 
@@ -262,3 +262,29 @@ def test_chips_look_at_their_own_images():
     rows_NYD = 512 * 16 * 32 * 4  # of one image in one layer, in float32
     assert 0 < travels < 2 * weights < rows_NYD
     assert traced.tokens == 4 * (2000 - programs.TEXT)
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_a_mesh_splits_an_axis_of_the_slice():
+    """2 of 4x8x8 chips are no axis of it."""
+    devices = chips.topology("v5p:4x8x8").devices
+    mesh = sharding.make_mesh(1, 128, 2, devices)
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 128, "tensor": 2}
+    assert {d.id for d in mesh.devices.flat} == {d.id for d in devices}
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_a_slice_is_planned_with_the_attention_kernel():
+    fields = {"model.head_dim": 128, "rollout.max_prompt_len": 512, "train.microbatch_size": 16}
+    config = tiny(**fields, **{"rollout.max_response_len": 512, "model.dtype": "bfloat16"})
+    topology = chips.topology("v5e:2x2")
+    traced = programs.train_step(
+        programs.parts(config, sharding.make_mesh(1, 4, 1, topology.devices))
+    )
+    text = traced.program.lower().compile().as_text()
+    assert text.count('custom_call_target="tpu_custom_call"') >= 3  # forward, dq, dk and dv
+    found = plan.plan(config, "v5e:2x2")
+    assert found["fits"] and set(found["programs"]) == {"train_step", "score", "prefill", "decode"}
+    assert "fits" in table.details(found)

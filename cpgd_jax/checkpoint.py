@@ -276,6 +276,8 @@ def _reason(error: Exception) -> str:
 
 def _cause(error: Exception) -> str:
     """Of TensorStore's chain of clauses the last, without the place in its source."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return _reason(error).split(" [")[0].split(": ")[-1]
 
 

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from cpgd_jax.errors import UserError
 
 START_S = 300  # in which all processes must have started
 SILENCE_S = 30  # of a process, after which the others end
+LAST_S = 1.0  # that the first process stays when the others end
 EXIT = 3  # status of a process that has lost the others
 OURS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")  # errors that no other process has brought about
 _pulses = itertools.count(1)  # the same on all processes
@@ -150,6 +152,13 @@ def check_shared(folder: str | Path, file: str) -> None:
             f"--workdir {str(folder)!r} of process 0 is not seen by process {found.index(False)}:"
             " give a folder of a file system that all hosts share"
         )
+
+
+def leave_together() -> None:
+    """Returns once all processes are here; a little later in the first, whom the others need."""
+    if jax.process_count() > 1:
+        gather(None)
+        time.sleep(LAST_S if is_first() else 0)
 
 
 def on_notice(act: Callable[[], None] | None) -> None:

@@ -76,6 +76,8 @@ class Stop:
             told = self._save()
         except Exception as error:
             told = f"what came after the last checkpoint could not be saved ({error})"
+        with contextlib.suppress(Exception):  # one of them is gone
+            distributed.leave_together()
         _exit(told)
 
 

@@ -6,6 +6,7 @@ exit status and how long the process lived after it was told to end.
 """
 # ruff: noqa: E402  (the path comes first)
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -235,16 +236,21 @@ def _at_rollouts(loop_, order, fault) -> None:
 
 
 def _kill_workers(loop_, order, fault) -> None:
-    """SIGKILL to a process of the verifier soon after every twentieth question."""
+    """SIGKILL to a worker, with the child that compares, soon after every twentieth question."""
     count, ask = itertools.count(1), workers.Worker.ask
 
     def asked(self, *args, **kwargs):
         if next(count) % 20 == 0 and self.wait_ready():
-            process, soon = self._process.pid, random.random() / 200
-            _later(soon, lambda: os.kill(process, signal.SIGKILL))
+            process, soon = self._process.pid, random.random() / 50
+            _later(soon, functools.partial(_kill_group, process))
         return ask(self, *args, **kwargs)
 
     workers.Worker.ask = asked
+
+
+def _kill_group(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
 
 
 def _later(seconds: float, act) -> None:

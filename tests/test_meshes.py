@@ -28,6 +28,7 @@ MESHES = [
     if devices % (data * fsdp) == 0
 ]
 HEADS = dict(num_heads=8, num_kv_heads=8)  # as many as `tensor` may have devices
+VOCAB = dict(vocab_size=88)  # likewise
 
 
 def over(mesh):
@@ -35,7 +36,7 @@ def over(mesh):
     given, state = test_train_step.fake_run(mesh=mesh)
     batch = given.pack(test_train_step.make_batch())
     state, metrics = train.make_step(given, ALGORITHMS["cpgd"])(state, batch)
-    model = tiny.random_model(dataclasses.replace(test_refill.CONFIG, **HEADS))
+    model = tiny.random_model(dataclasses.replace(test_refill.CONFIG, **HEADS, **VOCAB))
     rollout = test_refill.over(mesh, model, slots=16, max_new_tokens=24)
     return jax.device_get(nnx.to_pure_dict(state.params)), masked.to_host(metrics), rollout
 

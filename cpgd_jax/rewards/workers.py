@@ -133,10 +133,10 @@ class Worker:
                 return Reply(line["value"], line["reason"], failed=line.get("failed", False))
             if "died" in line:
                 return TIMED_OUT if line["died"] == signal.SIGALRM else CRASHED
-        running = self._process is not None and self._process.poll() is None
+        ended = time.monotonic() < deadline  # the process, since its lines end
         self.kill()
         self.start()
-        return TIMED_OUT if running else CRASHED
+        return CRASHED if ended else TIMED_OUT
 
     def _next(self, timeout_s: float) -> dict | None:
         """The next line of the worker; None at its end or after timeout_s."""

@@ -74,6 +74,7 @@ def evaluate(answerer, data, folder, name="mathvision"):
     return summary[name], (folder / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_images_are_seen(answerer, data, tmp_path):
     """The response to an item is that to its tokens and the processor's patches, sampled alone."""
     evaluate(answerer, data, tmp_path / "out")

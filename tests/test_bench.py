@@ -76,6 +76,7 @@ def test_reward(repo):
     assert row["ratio"]["bound_with_5_percent_hanging"] > 0
 
 
+@pytest.mark.slow
 def test_rollout_of_a_fixed_length():
     (row,) = rollout.run("rollout/fixed", toy("fixed"), TOY, 2, {"peer": lambda: 5.0})
     assert row["ratio"]["peer"] == pytest.approx(row["tokens_per_s"] / 5.0)
@@ -99,6 +100,7 @@ def test_products_of_the_decode_steps_neither_grow_nor_vanish(attention):
     assert (np.abs(tie_B1) > 1e-3).all() and (np.abs(tie_B1) < 1e3).all()
 
 
+@pytest.mark.slow
 def test_logprob():
     memory, time = logprob.run(24, 1, "float32", vocab=500, width=8, full=64)
     assert memory["name"] == "logprob/memory" and memory["tokens"] == 64 and memory["bytes"] > 0
@@ -110,7 +112,9 @@ def test_logprob():
 SMALL = dict(model__vocab_size=64, rollout__max_prompt_len=5, rollout__max_response_len=6)
 
 
-@pytest.mark.parametrize("name", ["shared", "prefix", "ragged"])
+@pytest.mark.parametrize(
+    "name", ["shared", pytest.param("prefix", marks=pytest.mark.slow), "ragged"]
+)
 def test_train_step(one_device, name):
     work = dataclasses.replace(
         workloads.TRAINING[name], prompts=2, samples=4, prompt_len=5, max_response_len=6

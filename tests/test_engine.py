@@ -247,6 +247,7 @@ def test_completion_fields(model):
     assert jnp.asarray(group[0].logp).max() <= 0
 
 
+@pytest.mark.slow
 def test_prompts_of_1_to_1000_tokens_in_one_call(model):
     lengths = (1, 1000, 17, 2, 300)
     prompts = [np.random.default_rng(n).integers(2, V, n).tolist() for n in lengths]

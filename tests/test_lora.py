@@ -174,6 +174,7 @@ def adapted_config(base, **changes):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_with_adapters_from_end_to_end(base_run, tmp_path):
     """From a base, trained, resumed, exported; and taken as the base of other adapters."""

@@ -190,6 +190,7 @@ def test_bfloat16_masters_repeat_by_seed_and_step():
     assert (rounded != fell).any()  # another step rounds other weights
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_with_frozen_parameters_and_bfloat16_masters(tmp_path):
     changes = dict(stage="supervised", rollout__max_response_len=16, supervised__steps=4)

@@ -90,6 +90,7 @@ def test_mixed_batch_equals_single_rows(model, prompts, side):
         np.testing.assert_allclose(mixed[b][mask_BT[b]], alone, rtol=0, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_generated_among_others_as_alone(model, prompts):
     rows, images = prompts
     settings = dict(samples_per_prompt=2, max_new_tokens=12, seed=3, stop_ids=(vl.STOP,))

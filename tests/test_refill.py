@@ -93,7 +93,10 @@ def test_refill_changes_no_text(model, together, slots):
     assert_same(sample(model, slots=slots), together)
 
 
-@pytest.mark.parametrize("sizes", [(2, 1, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2)], ids=str)
+SLOW = [pytest.param(sizes, marks=pytest.mark.slow) for sizes in [(2, 1, 1), (1, 4, 1), (2, 1, 2)]]
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 2), *SLOW], ids=str)
 def test_a_mesh_changes_no_text(model, together, sizes):
     mesh = sharding.make_mesh(*sizes, devices=jax.devices()[: np.prod(sizes)])
     assert_same(over(mesh, model, slots=8), together)
@@ -114,6 +117,7 @@ def test_eight_devices_change_no_text(together, repo, tmp_path):
     assert_same(types.Rollout(*np.load(file).values()), together)
 
 
+@pytest.mark.slow
 def test_fewer_prompts_than_shards(model):
     mesh, given = sharding.make_mesh(4, 1, 1), prompts([7])
     whole = sample(model, given, group=6)

@@ -96,6 +96,7 @@ def collapse_at(monkeypatch, *rollouts):
     monkeypatch.setattr(Watch, "look", look)
 
 
+@pytest.mark.slow
 def test_rolled_back_to_before_the_collapse(tmp_path, monkeypatch, capsys):
     """Found in the fifth rollout (index 4), begun in the fourth: back to after the second."""
     collapse_at(monkeypatch, 4)

@@ -287,6 +287,7 @@ def test_ablations_begin_with_the_components_at_the_common_rate():
     assert summary.of_part(made, "chain", "ablation") == []
 
 
+@pytest.mark.slow
 def test_results_are_written_and_stand_alone(tmp_path, monkeypatch):
     pairs, scale = study()
     monkeypatch.setattr(runner, "read", lambda *_: pairs)

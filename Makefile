@@ -6,10 +6,10 @@ SEED ?= 0
 ALGORITHM ?= cpgd
 FLAGS ?=
 
-.PHONY: help install quickstart test parity slow lint lock clean
+.PHONY: help install quickstart quickstart-vl test parity slow lint lock clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 .venv/.installed: requirements.lock setup.py
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "error: needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; say make PYTHON=python3.12")'
@@ -26,6 +26,13 @@ quickstart: .venv/.installed  ## warm start, then RL on arithmetic (SEED=1 ALGOR
 	$(BIN)/python -m experiments.train --config=configs/quickstart.py \
 	  --config.model.init_from=$(RUN)/warmstart_seed$(SEED) --config.seed=$(SEED) \
 	  --config.algorithm=$(ALGORITHM) --workdir=$(RUN)/$(ALGORITHM)_seed$(SEED) $(FLAGS)
+
+quickstart-vl: .venv/.installed  ## the same on pictures, with a tiny Qwen2.5-VL (SEED=1)
+	$(BIN)/python -m experiments.train --config=configs/quickstart_vl_warmstart.py \
+	  --workdir=$(RUN)_vl/warmstart_seed$(SEED) --config.seed=$(SEED)
+	$(BIN)/python -m experiments.train --config=configs/quickstart_vl.py \
+	  --config.model.init_from=$(RUN)_vl/warmstart_seed$(SEED) --config.seed=$(SEED) \
+	  --config.algorithm=$(ALGORITHM) --workdir=$(RUN)_vl/$(ALGORITHM)_seed$(SEED) $(FLAGS)
 
 test: .venv/.installed  ## the fast tests, without torch
 	$(BIN)/ruff check --quiet .

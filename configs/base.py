@@ -7,6 +7,8 @@ released script); see README for what has been run. Hardware: TPU pod or GPUs. R
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from cpgd_jax.errors import UserError
+
 
 def get_config() -> ConfigDict:
     c = ConfigDict()
@@ -208,4 +210,15 @@ def get_config() -> ConfigDict:
     g = c.log = ConfigDict()
     g.rollouts = 4  # responses a rollout written to rollouts.jsonl
     g.tensorboard = True
+    return c
+
+
+def on_slice(c, name: str, layouts: dict):
+    """`c` for a TPU slice. layouts: slice -> (mesh.fsdp, mesh.tensor, microbatch_size, remat).
+
+    UserError: a slice without a layout; `experiments.plan` finds one.
+    """
+    if name not in layouts:
+        raise UserError(f"no layout for slice {name!r}: choose one of {', '.join(layouts)}")
+    c.mesh.fsdp, c.mesh.tensor, c.train.microbatch_size, c.model.remat = layouts[name]
     return c

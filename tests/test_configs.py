@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 import re
 import shlex
 
@@ -14,6 +15,7 @@ from ml_collections import config_flags
 from cpgd_jax import checkpoint, initial, models, train
 from cpgd_jax import config as config_lib
 from cpgd_jax.data import batching, sources, tokenizer
+from cpgd_jax.errors import UserError
 
 FILES = [
     "base",
@@ -23,6 +25,9 @@ FILES = [
     "smollm2_gsm8k",
     "cpgd_qwen25_7b_gsm8k",
     "cpgd_qwen25_math_7b",
+    "cpgd_qwen25_7b",
+    "cpgd_qwen25_32b",
+    "cpgd_qwen25_72b",
     "cpgd_qwen25_vl_7b_mmk12",
     "quickstart_vl_warmstart",
     "quickstart_vl",
@@ -113,9 +118,10 @@ def test_its_prompts_fit(shared, name, folder):
 
 def test_the_pods_take_the_batch_of_the_paper():
     paper = load("base")
-    for name in ("cpgd_qwen25_7b_gsm8k", "cpgd_qwen25_math_7b", "cpgd_qwen25_vl_7b_mmk12"):
-        c = load(name)
-        assert (c.optim, c.train, c.loss, c.reward) == (
+    for name in [name for name in PAGES if name.startswith("cpgd_")]:
+        c, same = load(name), paper.train.microbatch_size
+        train = dataclasses.replace(c.train, microbatch_size=same)
+        assert (c.optim, train, c.loss, c.reward) == (
             paper.optim,
             paper.train,
             paper.loss,
@@ -123,3 +129,16 @@ def test_the_pods_take_the_batch_of_the_paper():
         )
         assert (c.steps_per_rollout, c.rollout.prompts, c.rollout.samples_per_prompt) == (8, 128, 8)
         assert "not yet run" in module(name).__doc__
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if hasattr(module(name), "LAYOUTS")])
+def test_layouts_are_those_of_their_slices(name):
+    """Chips that the mesh names, batches that they divide; another slice is refused."""
+    for slice_name in module(name).LAYOUTS:
+        c = config_lib.from_config_dict(module(name).get_config(slice_name))
+        sides = slice_name.partition(":")[2].split("x")
+        chips, ways = math.prod(map(int, sides)), c.mesh.data * c.mesh.fsdp
+        assert ways * c.mesh.tensor == chips and c.train.microbatch_size % ways == 0
+        assert f"--topology={slice_name}" in module(name).__doc__
+    with pytest.raises(UserError, match="no layout for slice 'v4:2x2x2'"):
+        module(name).get_config("v4:2x2x2")

@@ -125,6 +125,11 @@ def test_groups_in_each_notation():
     assert hlo._group(line + "[2,2]<=[2,2]T(1,0), y") == (0, 2)
     assert hlo._group(line + "mesh['a'=2,'b'=2] {'b'}, y") == (0, 1)
     assert hlo._group(line + "mesh['a'=2,'b'=2] {'a'}, y") == (0, 2)
+    turned = "mesh['a'=2,'b'=1,'c'=4], device_ids=([4,2]T(1,0))"
+    assert hlo._group(line + turned + " {'a'}, y") == (0, 1)
+    assert hlo._group(line + turned + " {'c'}, y") == (0, 2, 4, 6)
+    with pytest.raises(ValueError, match="unknown notation"):
+        hlo._group(line + "<new>, y")
 
 
 def test_axes_of_a_group():

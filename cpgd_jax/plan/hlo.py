@@ -179,7 +179,7 @@ def _travels(kind: str, out: float, group) -> float:
 
 def _group(rest: str) -> tuple[int, ...]:
     """Positions of the group that device 0 is in; () = not said."""
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", rest):
+    if found := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", rest):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
         ids = np.arange(math.prod(map(int, sizes.values()))).reshape([*map(int, sizes.values())])
         if order := re.search(r"device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)", rest):
@@ -194,6 +194,8 @@ def _group(rest: str) -> tuple[int, ...]:
         return tuple(map(int, found[1].split(",")))
     if found := re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", rest):
         return (int(found[1]), int(found[2]))
+    if found := re.search(r"replica_groups=(?!\{\}).{,80}", rest):
+        raise ValueError(f"groups of a collective in an unknown notation: {found[0]}")
     return ()
 
 
